@@ -1,0 +1,173 @@
+"""One request in the engine, and what a step reports about it.
+
+Plain data: no torch, no I/O. The engine alone mutates a Sequence; every other part reads it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from specdec.params import SamplingParams
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence is in its life. A preempted one is WAITING again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Verification(enum.StrEnum):
+    """The rule that accepts or rejects draft tokens (design section 3)."""
+
+    GREEDY = "greedy"
+    COUPLED = "coupled"
+    REJECTION = "rejection"
+    BLOCK = "block"
+
+
+def resolve_verification(params: SamplingParams) -> Verification:
+    """The verification mode that a request gets.
+
+    Temperature 0 is greedy whatever was asked: every rule reduces to it. `auto` is coupled where
+    the request carries a seed, since then the text must not depend on K or timing, else block,
+    which accepts at least as much as rejection and is exact too.
+    """
+    if params.is_greedy:
+        return Verification.GREEDY
+    if params.speculation.verification != "auto":
+        return Verification(params.speculation.verification)
+    return Verification.COUPLED if params.seed is not None else Verification.BLOCK
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one output position: the emitted token's, its rank (1 = likeliest),
+    and the `top` likeliest as (token id, log-probability), likeliest first."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Counters of one request, in vLLM's terms. A draft is a step that verified >= 1 draft token.
+
+    `emitted_accepted` excludes accepted draft tokens that a stop then cut off.
+    """
+
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_emitted_accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    per_step_drafted: list[int] = field(default_factory=list)
+    per_step_accepted: list[int] = field(default_factory=list)
+
+    def record(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        """Count one decode step; `num_emitted` of the accepted tokens reached the output."""
+        self.num_steps += 1
+        if num_drafted == 0:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        self.num_emitted_accepted_tokens += num_emitted
+        missing = num_drafted - len(self.accepted_per_position)
+        self.accepted_per_position.extend([0] * max(0, missing))
+        for position in range(num_accepted):
+            self.accepted_per_position[position] += 1
+        self.per_step_drafted.append(num_drafted)
+        self.per_step_accepted.append(num_accepted)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A prompt and its growing output.
+
+    `token_ids` is prompt + output, committed text only: draft tokens join it after verification.
+    `num_computed_tokens` counts the leading tokens whose keys and values are in `block_table`;
+    a decoding sequence has exactly one token beyond it between steps.
+    `seed` is 64 bits, drawn fresh where the request gave none. `round` counts verify passes and
+    never repeats, so that no random draw is used twice. `partition` separates prefix caches and
+    n-gram pools (tenant and cache_salt).
+    """
+
+    seq_id: int
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    verification: Verification
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+    partition: str = ""
+    arrival_s: float = 0.0
+    deadline_s: float | None = None
+    status: SequenceStatus = SequenceStatus.WAITING
+    block_table: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    round: int = 0
+    max_k: int = 0
+    drafter: str | None = None
+    disabled_reason: str | None = None
+    first_token_s: float | None = None
+    first_scheduled_s: float | None = None
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the last token is still to be computed, so that draft tokens may follow."""
+        return self.num_tokens - self.num_computed_tokens == 1
+
+    @property
+    def num_free_output_tokens(self) -> int:
+        """How many more tokens may be emitted before max_tokens or the context ends it."""
+        by_request = self.params.max_tokens - self.num_output_tokens
+        return min(by_request, self.max_model_len - self.num_tokens)
+
+
+@dataclass(slots=True)
+class SequenceOutput:
+    """What one step produced for one sequence; the last one carries `finish_reason`.
+
+    `finish_reason` is stop | length | abort | error; `stop_reason` is the stop string, or the
+    stop token's id, or None for EOS. `num_accepted_tokens` of the `num_draft_tokens` verified were
+    accepted; `draft_token_ids` are those verified, for display.
+    """
+
+    seq_id: int
+    request_id: str
+    token_ids: list[int]
+    text: str = ""
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    draft_token_ids: list[int] = field(default_factory=list)
+    num_accepted_tokens: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None

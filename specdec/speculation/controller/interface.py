@@ -1,0 +1,83 @@
+"""What the controller sees and answers. Final: policies come and go behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """One decoding sequence before a step.
+
+    `max_k` already respects the request, the operator, the context end, max_tokens and free KV.
+    `fixed_k` is set where the client fixed K. `drafter` is None where nothing may be proposed.
+    """
+
+    seq_id: int
+    context_len: int
+    max_k: int
+    fixed_k: int | None
+    drafter: str | None
+
+
+@dataclass(slots=True)
+class BatchState:
+    """The next step before K is chosen. `num_prefill_tokens` are scheduled beside the decodes."""
+
+    sequences: list[SequenceState]
+    num_prefill_tokens: int
+    num_kv_tokens: int
+    now_s: float
+
+
+@dataclass(slots=True)
+class SequenceResult:
+    """What verification revealed for one sequence. `num_draft_tokens` <= the planned k: a late or
+    short proposal drafted less. `num_committed_tokens` includes the recovered or bonus token."""
+
+    seq_id: int
+    drafter: str | None
+    planned_k: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_committed_tokens: int
+    finished: bool
+
+
+@dataclass(slots=True)
+class StepResult:
+    """One executed step: its parts in seconds and every sequence's outcome.
+
+    `num_tokens` is what the target ran over (prefill + decode + draft tokens); `propose_s` is the
+    time that the step waited for proposals, `step_s` the whole step.
+    """
+
+    num_tokens: int
+    num_prefill_tokens: int
+    num_kv_tokens: int
+    propose_s: float
+    run_s: float
+    step_s: float
+    sequences: list[SequenceResult]
+    now_s: float
+
+
+class Controller(Protocol):
+    """Chooses K per sequence per step. Called from the engine's thread; must take microseconds."""
+
+    def plan(self, state: BatchState) -> list[int]:
+        """k for each of `state.sequences`, in order, 0 <= k <= max_k."""
+        ...
+
+    def observe(self, result: StepResult) -> None:
+        """Learn from an executed step."""
+        ...
+
+    def wait_s(self) -> float:
+        """How long the step just planned may wait for proposals, in seconds; always finite."""
+        ...
+
+    def snapshot(self) -> dict[str, float | str]:
+        """State for metrics: shadow price, goodput, guard state and so on."""
+        ...

@@ -1,0 +1,118 @@
+"""What target and draft say to each other, as plain data (design section 4).
+
+The rpc package carries these over gRPC and never interprets them; the target side
+(`speculation/draft_sessions.py`) and the draft engine do. Lengths: `base_len` counts committed
+*output* tokens; positions are indices in the target's sequence, prompt included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specdec.params import SamplingParams
+from specdec.sequence import Verification
+from specdec.sampling.law import SparseLaw
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInfo:
+    """What a draft deployment says of itself in the `Info` handshake."""
+
+    model: str
+    tokenizer_hash: str
+    vocab_size: int
+    max_model_len: int
+    drafter_kind: str
+    protocol_version: int
+    incarnation: int
+    max_num_speculative_tokens: int
+
+
+@dataclass(slots=True)
+class Open:
+    """Start, or restart under a higher epoch, a session: the whole committed text so far."""
+
+    session_id: int
+    epoch: int
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    verification: Verification
+
+
+@dataclass(slots=True)
+class Commit:
+    """Tokens committed since `base_len`, and how many draft tokens (k) are wanted next.
+
+    `deadline_ms` is the time from sending within which a proposal is still of use.
+    """
+
+    session_id: int
+    epoch: int
+    base_len: int
+    round: int
+    token_ids: list[int]
+    k: int
+    deadline_ms: float
+
+
+@dataclass(slots=True)
+class Close:
+    """The session is over; its memory may be freed."""
+
+    session_id: int
+    epoch: int
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """Proof of life, both ways; the draft adds its load. `sent_ns` is echoed for the round trip."""
+
+    sequence_number: int
+    sent_ns: int
+    num_free_blocks: int = 0
+    idle_fraction: float = 0.0
+    draft_step_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Proposal:
+    """Draft tokens for positions base_len, base_len + 1, ... of the output.
+
+    `laws` holds one law per token in rejection and block mode, and is empty otherwise (one-hot).
+    No token ids and a `reason`: the draft declines, now or for good (DECLINE_REASONS).
+    """
+
+    session_id: int
+    epoch: int
+    base_len: int
+    round: int
+    token_ids: list[int]
+    laws: list[SparseLaw] = field(default_factory=list)
+    reason: str = ""
+    draft_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Resync:
+    """The draft cannot follow: unknown session, a gap, a wrong epoch. Answer with Open."""
+
+    session_id: int
+    epoch: int
+    reason: str
+
+
+DECLINE_REASONS = (
+    "prefilling",  # the draft has not yet computed the context; it will
+    "kv_full",  # no memory for this session now
+    "evicted",  # idle session lost its memory; it is rebuilt when asked again
+    "context_full",  # the draft's context is shorter than the text; for good
+    "overloaded",  # would miss the deadline
+    "draining",  # the replica is going away
+)
+
+TargetMessage = Open | Commit | Close | Heartbeat
+DraftMessage = Proposal | Resync | Heartbeat

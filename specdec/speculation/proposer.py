@@ -1,0 +1,73 @@
+"""The one interface of all drafters, local or remote (design section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specdec.sequence import Sequence
+from specdec.sampling.law import SparseLaw
+
+
+@dataclass(slots=True)
+class DraftTokens:
+    """Checked draft tokens that extend a sequence's committed text.
+
+    `laws` is empty for one-hot proposals (n-gram, greedy, coupled).
+    """
+
+    token_ids: list[int]
+    laws: list[SparseLaw] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Committed:
+    """The outcome of one verify pass for one sequence, told to its drafter.
+
+    `token_ids` are the newly committed ones (accepted + recovered or bonus, cut by a stop);
+    `num_draft_tokens` were verified, `num_accepted_tokens` of them accepted.
+    """
+
+    seq_id: int
+    token_ids: list[int]
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
+class Proposer(Protocol):
+    """Proposes draft tokens. Never raises for a drafter's fault: it proposes nothing instead and
+    tells why in `disabled_reason`. All calls come from the engine's thread."""
+
+    name: str
+
+    def open(self, sequences: SequenceOf[Sequence]) -> None:
+        """Take up sequences whose prefill is about to start."""
+        ...
+
+    def available(self, seq_id: int) -> bool:
+        """Whether a proposal may be expected for this sequence now (costs nothing to ask)."""
+        ...
+
+    def propose(self, ks: Mapping[int, int], wait_s: float) -> dict[int, DraftTokens]:
+        """At most ks[seq_id] draft tokens for each sequence, within `wait_s` seconds.
+
+        A sequence without an answer in time is absent from the result.
+        """
+        ...
+
+    def commit(self, results: SequenceOf[Committed]) -> None:
+        """Tell what was committed; every committed token of every open sequence is told once."""
+        ...
+
+    def close(self, seq_ids: SequenceOf[int]) -> None:
+        """Forget sequences, at once and for good."""
+        ...
+
+    def disabled_reason(self, seq_id: int) -> str | None:
+        """Why this sequence gets no proposals, or None."""
+        ...
+
+    def shutdown(self) -> None:
+        """Release threads and connections; no call follows."""
+        ...
