@@ -30,6 +30,22 @@ class DraftInfo:
     max_num_speculative_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who the target is; the first message of a connection, before any session.
+
+    A higher `incarnation` of the same `target_id` replaces the older one, and within one
+    incarnation a higher `connection`. Draft tokens at or above `vocab_size` are of no use to it.
+    """
+
+    target_id: str
+    incarnation: int
+    connection: int
+    protocol_version: int
+    model: str
+    vocab_size: int
+
+
 @dataclass(slots=True)
 class Open:
     """Start, or restart under a higher epoch, a session: the whole committed text so far."""
