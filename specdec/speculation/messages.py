@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specdec.params import SamplingParams
-from specdec.sequence import Verification
 from specdec.sampling.law import SparseLaw
+from specdec.sequence import Verification
 
 PROTOCOL_VERSION = 1
 

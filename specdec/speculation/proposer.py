@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as SequenceOf
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specdec.sequence import Sequence
 from specdec.sampling.law import SparseLaw
+from specdec.sequence import Sequence
 
 
 @dataclass(slots=True)
