@@ -1,0 +1,171 @@
+"""Where an output ends, and the text of it: cuts each accepted block at its first stop.
+
+Knows one sequence's limits and stop conditions. It never changes the sequence: the engine appends
+the token ids that `append` kept, and cuts log-probabilities to the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from specdec.engine.detokenizer import IncrementalDetokenizer, TokenDecoder
+from specdec.errors import InvalidRequestError
+from specdec.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Emitted:
+    """What one block added to the output.
+
+    token_ids: the tokens kept, a prefix of the block; the EOS or stop token, and the token that
+        completed a stop string, are the last of them and count in usage.
+    text: new text that no later token can change.
+    finish_reason: None while the output goes on, else "stop" or "length".
+    stop_reason: the stop string or the stop token's id; None for EOS and for "length".
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopMatch:
+    """A stop string at text[start:end]."""
+
+    start: int
+    end: int
+    stop: str
+
+
+class StopStrings:
+    """Holds text back while it may be the beginning of a stop string."""
+
+    def __init__(self, stops: SequenceOf[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, delta: str, honoured: bool) -> tuple[str, StopMatch | None]:
+        """Add text; returns (text free to go, None), or (all text not yet gone, the match).
+
+        The match is the stop string that is complete first, character by character, so that the
+        result depends on the text alone and not on how it was split into tokens. A stop string
+        completed while not `honoured` is ordinary text for good.
+        """
+        text = self._held + delta
+        if honoured and (match := self._find(text, len(self._held))):
+            self._held = ""
+            return text, match
+        free = len(text) - self._num_open(text)
+        self._held = text[free:]
+        return text[:free], None
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _find(self, text: str, old: int) -> StopMatch | None:
+        """The first stop string to end beyond text[:old]."""
+        matches = []
+        for stop in self._stops:
+            start = text.find(stop, max(0, old - len(stop) + 1))
+            if start >= 0:
+                matches.append(StopMatch(start, start + len(stop), stop))
+        return min(matches, key=lambda match: (match.end, match.start), default=None)
+
+    def _num_open(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stops):
+                return length
+        return 0
+
+
+class OutputState:
+    """The output side of one sequence, from its first token to its finish.
+
+    Without a tokenizer there are token ids only, and stop strings are refused.
+    """
+
+    def __init__(self, sequence: Sequence, tokenizer: TokenDecoder | None) -> None:
+        params = sequence.params
+        if tokenizer is None and params.stop:
+            raise InvalidRequestError("stop: strings need a tokenizer", field="stop")
+        self._eos = frozenset() if params.ignore_eos else sequence.eos_token_ids
+        self._stop_token_ids = frozenset(params.stop_token_ids)
+        self._min_tokens = params.min_tokens
+        room = sequence.max_model_len - sequence.num_prompt_tokens
+        self._budget = min(params.max_tokens, room)
+        self._include_stop = params.include_stop_str_in_output
+        self._detokenizer = tokenizer and IncrementalDetokenizer(
+            tokenizer, sequence.prompt_token_ids, params.skip_special_tokens
+        )
+        self._stop_strings = StopStrings(params.stop)
+        self.num_tokens = 0
+        self.finished = False
+
+    def append(self, token_ids: SequenceOf[int]) -> Emitted:
+        """Take the tokens of one step, in order, up to the first stop or the budget's end.
+
+        A stop at the last token that the budget allows is a "stop"; one beyond it is never seen.
+        """
+        assert not self.finished, "the output has already ended"
+        emitted = Emitted()
+        for token_id in token_ids:
+            emitted.token_ids.append(token_id)
+            self.num_tokens += 1
+            self._take(token_id, emitted)
+            if self.finished:
+                break
+        return emitted
+
+    def flush(self) -> str:
+        """The text still held back, for an output that ends from outside (an abort)."""
+        self.finished = True
+        rest = self._detokenizer.flush() if self._detokenizer else ""
+        return self._stop_strings.flush() + rest
+
+    @property
+    def _stops_honoured(self) -> bool:
+        return self.num_tokens > self._min_tokens
+
+    def _take(self, token_id: int, emitted: Emitted) -> None:
+        if self._is_stop_token(token_id):
+            if self._include_stop:
+                self._push_text(token_id, emitted)
+            stop_reason = None if token_id in self._eos else token_id
+            self._finish(emitted, "stop", stop_reason)
+            return
+        self._push_text(token_id, emitted)
+        if not self.finished and self.num_tokens >= self._budget:
+            self._finish(emitted, "length", None)
+
+    def _is_stop_token(self, token_id: int) -> bool:
+        is_stop = token_id in self._eos or token_id in self._stop_token_ids
+        return is_stop and self._stops_honoured
+
+    def _push_text(self, token_id: int, emitted: Emitted) -> None:
+        if self._detokenizer:
+            self._match(self._detokenizer.push(token_id), emitted)
+
+    def _match(self, delta: str, emitted: Emitted) -> None:
+        """Append `delta` to the emitted text, and finish if it completes a stop string."""
+        text, match = self._stop_strings.push(delta, self._stops_honoured)
+        if match:
+            text = text[: match.end if self._include_stop else match.start]
+            self.finished = True
+            emitted.finish_reason, emitted.stop_reason = "stop", match.stop
+        emitted.text += text
+
+    def _finish(self, emitted: Emitted, reason: str, stop_reason: int | None) -> None:
+        """End the output here, unless its last characters complete a stop string after all."""
+        if self._detokenizer and not self.finished:
+            self._match(self._detokenizer.flush(), emitted)
+        if self.finished:
+            return
+        self.finished = True
+        emitted.text += self._stop_strings.flush()
+        emitted.finish_reason, emitted.stop_reason = reason, stop_reason
