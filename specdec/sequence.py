@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from specdec.errors import SpecdecError
 from specdec.params import SamplingParams
 
 
@@ -95,7 +96,8 @@ class Sequence:
     a decoding sequence has exactly one token beyond it between steps.
     `seed` is 64 bits, drawn fresh where the request gave none. `round` counts verify passes and
     never repeats, so that no random draw is used twice. `partition` separates prefix caches and
-    n-gram pools (tenant and cache_salt).
+    n-gram pools (tenant and cache_salt). `drafters` in order of preference, empty with speculation
+    off; `used_drafter` proposed last.
     """
 
     seq_id: int
@@ -117,8 +119,8 @@ class Sequence:
     num_preemptions: int = 0
     round: int = 0
     max_k: int = 0
-    drafter: str | None = None
-    disabled_reason: str | None = None
+    drafters: tuple[str, ...] = ()
+    used_drafter: str | None = None
     first_token_s: float | None = None
     first_scheduled_s: float | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -152,6 +154,30 @@ class Sequence:
 
 
 @dataclass(slots=True)
+class RequestMetrics:
+    """What a finished request tells about itself; times in seconds on the engine's clock.
+
+    `clipped_k`: the K that a `fixed` request got where the operator's limit cut it, else None.
+    `disabled_reason`: why the preferred drafter proposed nothing at the end, else None.
+    """
+
+    mode: str
+    verification: Verification
+    drafter: str | None
+    disabled_reason: str | None
+    clipped_k: int | None
+    max_k: int
+    stats: SpeculationStats
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    queue_s: float
+    time_to_first_token_s: float
+    generation_s: float
+
+
+@dataclass(slots=True)
 class SequenceOutput:
     """What one step produced for one sequence; the last one carries `finish_reason`.
 
@@ -170,4 +196,5 @@ class SequenceOutput:
     num_accepted_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    error: str | None = None
+    error: SpecdecError | None = None
+    metrics: RequestMetrics | None = None

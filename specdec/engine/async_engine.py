@@ -1,0 +1,173 @@
+"""The engine on its own thread, for asyncio callers: one generator per request.
+
+The step never waits for the loop and the loop never waits for a step: commands go in through a
+queue that the engine empties between steps, outputs come back with one loop call per step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from specdec.engine.engine import Engine
+from specdec.engine.request import GenerateRequest
+from specdec.errors import SpecdecError, UnavailableError
+from specdec.sequence import SequenceOutput
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One request's way back to its caller's loop."""
+
+    request: GenerateRequest
+    loop: asyncio.AbstractEventLoop
+    admitted: asyncio.Future[None]
+    outputs: asyncio.Queue[SequenceOutput]
+    seq_id: int | None = None
+
+
+class AsyncEngine:
+    """Runs an Engine in a thread. `generate` may be called from any event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.failure: SpecdecError | None = None
+        self.last_step_s = time.monotonic()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._streams: dict[int, _Stream] = {}
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
+        self._thread.start()
+
+    # -- the caller's side ---------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[SequenceOutput]:
+        """Yield one output per step until one carries `finish_reason`.
+
+        Raises InvalidRequestError or OverloadedError before the first output, UnavailableError
+        where the engine is lost. Leaving the generator aborts the request.
+        """
+        loop = asyncio.get_running_loop()
+        stream = _Stream(request, loop, loop.create_future(), asyncio.Queue())
+        self._send(lambda: self._admit(stream))
+        finished = False
+        try:
+            await stream.admitted
+            while not finished:
+                output = await stream.outputs.get()
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            if not finished:
+                self._send(lambda: self._abort(stream))
+
+    def call(self, function: Callable[[Engine], None]) -> None:
+        """Run `function(engine)` on the engine's thread between two steps."""
+        self._send(lambda: function(self.engine))
+
+    def shutdown(self, timeout_s: float = 10.0) -> None:
+        """Stop after the running step; unfinished requests end with UnavailableError."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.error("the engine's step did not end within %.0f s", timeout_s)
+
+    def _send(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    # -- the engine's thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._wait_for_work():
+            while self._commands:
+                self._commands.popleft()()
+            if self.failure is None and self.engine.has_work:
+                self._step()
+            self.last_step_s = time.monotonic()
+        self._deliver(self.engine.fail_all(UnavailableError("the engine is shutting down")))
+        while self._commands:
+            self._commands.popleft()()
+        self.engine.shutdown()
+
+    def _wait_for_work(self) -> bool:
+        with self._wake:
+            while not (self._commands or self._stopping or self._can_step()):
+                self._wake.wait(1.0)
+            return not self._stopping
+
+    def _can_step(self) -> bool:
+        return self.failure is None and self.engine.has_work
+
+    def _step(self) -> None:
+        try:
+            outputs = self.engine.step()
+        except Exception as error:  # the executor is lost, or a bug: every stream must hear of it
+            logger.exception("engine step failed")
+            self.failure = (
+                error if isinstance(error, SpecdecError) else UnavailableError(f"engine: {error}")
+            )
+            outputs = self.engine.fail_all(self.failure)
+        self._deliver(outputs)
+
+    def _admit(self, stream: _Stream) -> None:
+        try:
+            if self.failure is not None or self._stopping:
+                raise self.failure or UnavailableError("the engine is shutting down")
+            sequence = self.engine.add_request(stream.request)
+        except SpecdecError as error:
+            failure = error
+            _call(stream.loop, lambda: _set_exception(stream.admitted, failure))
+            return
+        stream.seq_id = sequence.seq_id
+        self._streams[sequence.seq_id] = stream
+        _call(stream.loop, lambda: _set_result(stream.admitted))
+
+    def _abort(self, stream: _Stream) -> None:
+        if stream.seq_id is not None and self._streams.pop(stream.seq_id, None) is not None:
+            self.engine.abort(stream.seq_id)
+
+    def _deliver(self, outputs: list[SequenceOutput]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, SequenceOutput]]] = {}
+        for output in outputs:
+            stream = self._streams.get(output.seq_id)
+            if stream is None:
+                continue
+            if output.finish_reason is not None:
+                del self._streams[output.seq_id]
+            by_loop.setdefault(stream.loop, []).append((stream, output))
+        for loop, pairs in by_loop.items():
+            _call(loop, lambda pairs=pairs: _put_all(pairs))
+
+
+def _put_all(pairs: list[tuple[_Stream, SequenceOutput]]) -> None:
+    for stream, output in pairs:
+        stream.outputs.put_nowait(output)
+
+
+def _set_exception(future: asyncio.Future[None], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _set_result(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:  # the caller's loop is closed; nobody is left to tell
+        logger.debug("a request's event loop is gone")

@@ -1,0 +1,460 @@
+"""The target engine: one step = schedule, plan K, propose, run once, verify, commit.
+
+Synchronous and single-threaded; `async_engine.py` gives it a thread. It owns the committed text
+of every sequence. It knows drafters only as Proposers, and neither gRPC nor Ray.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from specdec.config import SpeculationConfig
+from specdec.engine.counters import EngineCounters
+from specdec.engine.detokenizer import Tokenizer
+from specdec.engine.output import OutputState
+from specdec.engine.request import GenerateRequest, Limits, make_sequence
+from specdec.engine.scheduler import Schedule, Scheduler
+from specdec.engine.step_builder import Row, build_plan, build_rows
+from specdec.errors import DeadlineError, InvalidRequestError, SpecdecError
+from specdec.model.executor import Executor
+from specdec.sampling.logprobs import token_logprobs
+from specdec.sampling.processors import SequenceRows
+from specdec.sequence import RequestMetrics, Sequence, SequenceOutput, TokenLogprobs
+from specdec.speculation.controller import (
+    BatchState,
+    Controller,
+    SequenceResult,
+    SequenceState,
+    StepResult,
+)
+from specdec.speculation.proposer import Committed, DraftTokens, Proposer
+from specdec.speculation.verifier import Verdict, VerifyItem, verify_step
+
+
+@dataclass(slots=True)
+class _Live:
+    """What the engine keeps beside a Sequence while it lives."""
+
+    sequence: Sequence
+    output: OutputState
+    opened: bool = False
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+
+
+class Engine:
+    """Continuous batching with speculation over one executor."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        config: SpeculationConfig,
+        limits: Limits,
+        proposers: Mapping[str, Proposer],
+        controller: Controller,
+        tokenizer: Tokenizer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.executor = executor
+        self.scheduler = scheduler
+        self.config = config
+        self.limits = limits
+        self.proposers = dict(proposers)
+        self.controller = controller
+        self.tokenizer = tokenizer
+        self.counters = EngineCounters()
+        self._clock = clock
+        self._live: dict[int, _Live] = {}
+        self._seq_ids = itertools.count(1)
+        self._last_num_draft_tokens = 0
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add_request(self, request: GenerateRequest) -> Sequence:
+        """Queue a request. Raises InvalidRequestError or OverloadedError, and then keeps nothing."""
+        sequence = make_sequence(
+            request, next(self._seq_ids), self.config, self.limits, self._clock()
+        )
+        if request.params.stop and self.tokenizer is None:
+            raise InvalidRequestError("stop: needs a tokenizer", field="stop")
+        output = OutputState(sequence, self.tokenizer)
+        self.scheduler.add(sequence)
+        self._live[sequence.seq_id] = _Live(sequence, output)
+        return sequence
+
+    def abort(self, seq_id: int) -> None:
+        """End a sequence without further output and free what it holds; unknown ids are ignored."""
+        live = self._live.pop(seq_id, None)
+        if live is not None:
+            self.scheduler.finish(live.sequence)
+            self._close_in_proposers(live)
+            self.counters.finished["abort"] += 1
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def generate(self, requests: list[GenerateRequest]) -> Iterator[SequenceOutput]:
+        """Run requests to their end in this thread, yielding each step's outputs as they come."""
+        unfinished = {self.add_request(request).seq_id for request in requests}
+        try:
+            while unfinished:
+                for output in self.step():
+                    if output.finish_reason is not None:
+                        unfinished.discard(output.seq_id)
+                    yield output
+        finally:
+            for seq_id in unfinished:
+                self.abort(seq_id)
+
+    def shutdown(self) -> None:
+        """Stop drafters and worker ranks."""
+        for proposer in self.proposers.values():
+            proposer.shutdown()
+        self.executor.shutdown()
+
+    # -- one step ------------------------------------------------------------------------------
+
+    def step(self) -> list[SequenceOutput]:
+        """Move every scheduled sequence on by one forward pass; returns what it produced."""
+        started_s = self._clock()
+        outputs = self._expire(started_s)
+        schedule = self.scheduler.schedule(self._last_num_draft_tokens)
+        outputs += self._end_out_of_memory(schedule)
+        if not schedule.decodes and not schedule.prefills:
+            return outputs
+        self._open_in_proposers(schedule)
+        ks = self._plan_k(schedule, started_s)
+        propose_started_s = self._clock()
+        drafts = self._propose(ks)
+        run_started_s = self._clock()
+        rows = build_rows(schedule, ks, drafts)
+        logits = self.executor.execute(build_plan(rows, self.executor.block_size))
+        verdicts = verify_step(*_verify_work(rows, logits))
+        num_kv_tokens = sum(row.sequence.num_computed_tokens for row in rows)
+        results, committed = self._commit(rows, logits, verdicts, outputs)
+        self._tell_proposers(committed)
+        self._observe(rows, results, num_kv_tokens, started_s, propose_started_s, run_started_s)
+        return outputs
+
+    def _plan_k(self, schedule: Schedule, now_s: float) -> dict[int, int]:
+        """k per sequence id, blocks for it reserved; sequences with k = 0 are absent."""
+        states = [self._sequence_state(sequence) for sequence in schedule.decodes]
+        state = BatchState(
+            sequences=states,
+            num_prefill_tokens=sum(num for _, num in schedule.prefills),
+            num_kv_tokens=sum(sequence.num_tokens for sequence in schedule.decodes),
+            now_s=now_s,
+        )
+        ks = {}
+        planned = self.controller.plan(state) if states else []
+        for sequence, k in zip(schedule.decodes, planned, strict=True):
+            granted = self.scheduler.reserve_draft(sequence, k) if k > 0 else 0
+            if granted > 0:
+                ks[sequence.seq_id] = granted
+        return ks
+
+    def _sequence_state(self, sequence: Sequence) -> SequenceState:
+        drafter = self._available_drafter(sequence)
+        room = min(sequence.max_k, sequence.num_free_output_tokens - 1)
+        speculation = sequence.params.speculation
+        return SequenceState(
+            seq_id=sequence.seq_id,
+            context_len=sequence.num_tokens,
+            max_k=max(0, room) if drafter is not None else 0,
+            fixed_k=sequence.max_k if speculation.mode == "fixed" else None,
+            drafter=drafter,
+        )
+
+    def _available_drafter(self, sequence: Sequence) -> str | None:
+        for name in sequence.drafters:
+            if self.proposers[name].available(sequence.seq_id):
+                return name
+        return None
+
+    def _propose(self, ks: dict[int, int]) -> dict[int, DraftTokens]:
+        wait_s = min(self.controller.wait_s(), self.config.max_wait_ms / 1000)
+        by_drafter: dict[str, dict[int, int]] = {}
+        for seq_id, k in ks.items():
+            sequence = self._live[seq_id].sequence
+            name = self._available_drafter(sequence)
+            if name is not None:
+                sequence.used_drafter = name
+                by_drafter.setdefault(name, {})[seq_id] = k
+        drafts: dict[int, DraftTokens] = {}
+        for name, wanted in by_drafter.items():
+            drafts.update(self.proposers[name].propose(wanted, wait_s))
+        return drafts
+
+    # -- after the run -------------------------------------------------------------------------
+
+    def _commit(
+        self,
+        rows: list[Row],
+        logits: torch.Tensor,
+        verdicts: list[Verdict],
+        outputs: list[SequenceOutput],
+    ) -> tuple[list[SequenceResult], list[Committed]]:
+        results, committed = [], []
+        verdict_of = iter(verdicts)
+        first = 0
+        for row in rows:
+            raw = logits[first : first + row.num_logit_rows]
+            first += row.num_logit_rows
+            self._keep_prompt_logprobs(row, raw)
+            if row.num_verify_rows == 0:
+                self.scheduler.advance(row.sequence, row.num_query_tokens)
+                continue
+            output, result = self._commit_row(row, raw[row.num_prompt_rows :], next(verdict_of))
+            outputs.append(output)
+            if row.is_decode:
+                results.append(result)
+            committed.append(
+                Committed(
+                    row.sequence.seq_id,
+                    output.token_ids,
+                    result.num_draft_tokens,
+                    result.num_accepted_tokens,
+                )
+            )
+        return results, committed
+
+    def _commit_row(
+        self, row: Row, raw: torch.Tensor, verdict: Verdict
+    ) -> tuple[SequenceOutput, SequenceResult]:
+        sequence, live = row.sequence, self._live[row.sequence.seq_id]
+        num_accepted = verdict.num_accepted_tokens
+        new = [*row.draft.token_ids[:num_accepted], verdict.next_token_id]
+        emitted = live.output.append(new)
+        kept = emitted.token_ids
+        sequence.round += 1
+        sequence.token_ids.extend(kept)
+        # Of the query tokens, those whose keys belong to committed text: a decode step leaves
+        # exactly the last committed token uncomputed, wherever a stop cut the block.
+        self.scheduler.advance(sequence, len(kept) if row.is_decode else row.num_query_tokens)
+        self._count(row, num_accepted, len(kept))
+        output = SequenceOutput(
+            seq_id=sequence.seq_id,
+            request_id=sequence.request_id,
+            token_ids=kept,
+            text=emitted.text,
+            logprobs=_logprobs(sequence, raw, kept),
+            draft_token_ids=row.draft.token_ids,
+            num_accepted_tokens=num_accepted,
+            finish_reason=emitted.finish_reason,
+            stop_reason=emitted.stop_reason,
+        )
+        if sequence.num_output_tokens == len(kept) and live.prompt_logprobs:
+            output.prompt_logprobs = live.prompt_logprobs
+        if emitted.finish_reason is not None:
+            self._finish(live, output)
+        return output, SequenceResult(
+            seq_id=sequence.seq_id,
+            drafter=sequence.used_drafter,
+            planned_k=row.planned_k,
+            num_draft_tokens=len(row.draft.token_ids),
+            num_accepted_tokens=num_accepted,
+            num_committed_tokens=len(kept),
+            finished=emitted.finish_reason is not None,
+        )
+
+    def _count(self, row: Row, num_accepted: int, num_kept: int) -> None:
+        sequence, now_s = row.sequence, self._clock()
+        self.counters.num_generation_tokens += num_kept
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now_s
+            self.counters.num_prompt_tokens += sequence.num_prompt_tokens
+        if row.is_decode:
+            emitted_accepted = min(num_accepted, num_kept)
+            counts = (len(row.draft.token_ids), num_accepted, emitted_accepted)
+            sequence.stats.record(*counts)
+            self.counters.record_verify(*counts)
+
+    def _keep_prompt_logprobs(self, row: Row, raw: torch.Tensor) -> None:
+        """Row i of a prompt chunk predicts prompt token i + 1; the first token has no prediction."""
+        sequence, top_n = row.sequence, row.sequence.params.prompt_logprobs
+        if top_n is None or row.num_prompt_rows == 0:
+            return
+        kept = self._live[sequence.seq_id].prompt_logprobs
+        if not kept:
+            kept.append(None)
+        start = sequence.num_computed_tokens + 1
+        end = min(start + row.num_prompt_rows, sequence.num_prompt_tokens)
+        known = max(start, len(kept))  # a preempted prompt is computed again
+        targets = sequence.token_ids[known:end]
+        rows = raw[known - start : known - start + len(targets)]
+        kept.extend(token_logprobs(rows, targets, top_n))
+
+    def _finish(self, live: _Live, output: SequenceOutput) -> None:
+        sequence = live.sequence
+        output.metrics = self._request_metrics(sequence)
+        if output.metrics.disabled_reason is not None:
+            self.counters.disabled[output.metrics.disabled_reason] += 1
+        self.counters.finished[output.finish_reason or "error"] += 1
+        self.scheduler.finish(sequence)
+        del self._live[sequence.seq_id]
+        self._close_in_proposers(live)
+
+    def _request_metrics(self, sequence: Sequence) -> RequestMetrics:
+        now_s, wish = self._clock(), sequence.params.speculation
+        first_s = sequence.first_token_s if sequence.first_token_s is not None else now_s
+        scheduled_s = sequence.first_scheduled_s
+        clipped = wish.k is not None and wish.k > sequence.max_k
+        return RequestMetrics(
+            mode=wish.mode,
+            verification=sequence.verification,
+            drafter=sequence.used_drafter,
+            disabled_reason=self._disabled_reason(sequence),
+            clipped_k=sequence.max_k if clipped else None,
+            max_k=sequence.max_k,
+            stats=sequence.stats,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_output_tokens=sequence.num_output_tokens,
+            num_cached_tokens=sequence.num_cached_tokens,
+            num_preemptions=sequence.num_preemptions,
+            queue_s=(scheduled_s if scheduled_s is not None else now_s) - sequence.arrival_s,
+            time_to_first_token_s=first_s - sequence.arrival_s,
+            generation_s=now_s - first_s,
+        )
+
+    def _disabled_reason(self, sequence: Sequence) -> str | None:
+        if not sequence.drafters:
+            return "off_by_request" if self.config.max_num_speculative_tokens else "off_by_operator"
+        return self.proposers[sequence.drafters[0]].disabled_reason(sequence.seq_id)
+
+    # -- ends that no token causes -------------------------------------------------------------
+
+    def _expire(self, now_s: float) -> list[SequenceOutput]:
+        late = [
+            live
+            for live in self._live.values()
+            if live.sequence.deadline_s is not None and live.sequence.deadline_s <= now_s
+        ]
+        return [self._end(live, "error", DeadlineError("the request's timeout passed")) for live in late]
+
+    def _end_out_of_memory(self, schedule: Schedule) -> list[SequenceOutput]:
+        return [self._end(self._live[s.seq_id], "length") for s in schedule.out_of_memory]
+
+    def _end(
+        self, live: _Live, finish_reason: str, error: SpecdecError | None = None
+    ) -> SequenceOutput:
+        output = SequenceOutput(
+            seq_id=live.sequence.seq_id,
+            request_id=live.sequence.request_id,
+            token_ids=[],
+            text=live.output.flush(),
+            finish_reason=finish_reason,
+            error=error,
+        )
+        self._finish(live, output)
+        return output
+
+    def fail_all(self, error: SpecdecError) -> list[SequenceOutput]:
+        """End every sequence with `error`: the executor is lost."""
+        return [self._end(live, "error", error) for live in list(self._live.values())]
+
+    # -- drafters ------------------------------------------------------------------------------
+
+    def _open_in_proposers(self, schedule: Schedule) -> None:
+        """Tell drafters of sequences whose prefill starts now, so that theirs runs beside it."""
+        now_s = self._clock()
+        fresh = []
+        for sequence, _ in schedule.prefills:
+            live = self._live[sequence.seq_id]
+            if not live.opened:
+                live.opened = True
+                sequence.first_scheduled_s = now_s
+                fresh.append(sequence)
+        for name, proposer in self.proposers.items():
+            wanted = [sequence for sequence in fresh if name in sequence.drafters]
+            if wanted:
+                proposer.open(wanted)
+
+    def _tell_proposers(self, committed: list[Committed]) -> None:
+        """Every open drafter of a sequence hears of every committed token."""
+        for name, proposer in self.proposers.items():
+            theirs = [
+                result
+                for result in committed
+                if (live := self._live.get(result.seq_id)) and name in live.sequence.drafters
+            ]
+            if theirs:
+                proposer.commit(theirs)
+
+    def _close_in_proposers(self, live: _Live) -> None:
+        if live.opened:
+            for name in live.sequence.drafters:
+                self.proposers[name].close([live.sequence.seq_id])
+
+    def _observe(
+        self,
+        rows: list[Row],
+        results: list[SequenceResult],
+        num_kv_tokens: int,
+        started_s: float,
+        propose_started_s: float,
+        run_started_s: float,
+    ) -> None:
+        now_s = self._clock()
+        self.counters.num_steps += 1
+        self._last_num_draft_tokens = sum(result.num_draft_tokens for result in results)
+        self.controller.observe(
+            StepResult(
+                num_tokens=sum(row.num_query_tokens for row in rows),
+                num_prefill_tokens=sum(row.num_query_tokens for row in rows if not row.is_decode),
+                num_kv_tokens=num_kv_tokens,
+                propose_s=run_started_s - propose_started_s,
+                run_s=now_s - run_started_s,
+                step_s=now_s - started_s,
+                sequences=results,
+                now_s=now_s,
+            )
+        )
+
+
+def _verify_work(rows: list[Row], logits: torch.Tensor) -> tuple[torch.Tensor, list[VerifyItem]]:
+    """The logit rows that the verifier needs, [sum of num_verify_rows, V], and its items."""
+    items, wanted, first = [], [], 0
+    for row in rows:
+        end = first + row.num_logit_rows
+        if row.num_verify_rows:
+            wanted.extend(range(first + row.num_prompt_rows, end))
+            items.append(_verify_item(row))
+        first = end
+    if len(wanted) == logits.shape[0]:
+        return logits, items
+    return logits[wanted], items
+
+
+def _verify_item(row: Row) -> VerifyItem:
+    sequence = row.sequence
+    params = sequence.params
+    eos = frozenset() if params.ignore_eos else sequence.eos_token_ids
+    return VerifyItem(
+        rows=SequenceRows(
+            params=params,
+            prompt_token_ids=sequence.prompt_token_ids,
+            output_token_ids=sequence.output_token_ids,
+            draft_token_ids=row.draft.token_ids,
+            stop_token_ids=eos.union(params.stop_token_ids),
+        ),
+        verification=sequence.verification,
+        seed=sequence.seed,
+        position=sequence.num_tokens,
+        round=sequence.round,
+        laws=row.draft.laws,
+    )
+
+
+def _logprobs(
+    sequence: Sequence, raw: torch.Tensor, kept: list[int]
+) -> list[TokenLogprobs] | None:
+    top_n = sequence.params.logprobs
+    if top_n is None or not kept:
+        return None
+    return token_logprobs(raw[: len(kept)], kept, top_n)

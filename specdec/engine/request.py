@@ -1,0 +1,94 @@
+"""A request as the engine takes it, and how it becomes a Sequence.
+
+Here the operator's limits meet the client's wishes: which drafters may propose, how large K may
+be, which verification rule applies. It knows nothing of steps.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from specdec.config import SpeculationConfig
+from specdec.errors import InvalidRequestError
+from specdec.params import SamplingParams, validate_prompt
+from specdec.sequence import Sequence, resolve_verification
+
+
+@dataclass(slots=True)
+class GenerateRequest:
+    """One prompt to continue. `partition` (tenant and cache_salt) bounds whom it shares cached
+    text with; `timeout_s` counts from arrival."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    partition: str = ""
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the served model allows."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+
+def allowed_drafters(params: SamplingParams, config: SpeculationConfig) -> tuple[str, ...]:
+    """Drafters that may propose for this request, in order of preference.
+
+    Raises InvalidRequestError where the request names one that is not served here.
+    """
+    wanted = params.speculation.drafter
+    if wanted is not None and wanted not in config.drafters:
+        served = ", ".join(config.drafters) or "none"
+        raise InvalidRequestError(
+            f"speculation.drafter: {wanted!r} is not served here; served: {served}",
+            field="speculation.drafter",
+        )
+    if params.speculation.mode == "off" or config.max_num_speculative_tokens == 0:
+        return ()
+    return (wanted,) if wanted is not None else config.drafters
+
+
+def largest_k(params: SamplingParams, config: SpeculationConfig) -> int:
+    """The cap on K for this request: the client's, within the operator's."""
+    wish = params.speculation
+    asked = wish.k if wish.mode == "fixed" else wish.max_k
+    limit = config.max_num_speculative_tokens
+    return limit if asked is None else min(asked, limit)
+
+
+def make_sequence(
+    request: GenerateRequest, seq_id: int, config: SpeculationConfig, limits: Limits, now_s: float
+) -> Sequence:
+    """Check a request and give it its place in the engine.
+
+    Raises InvalidRequestError, naming the field.
+    """
+    params = request.params
+    params.validate(limits.vocab_size)
+    validate_prompt(
+        request.prompt_token_ids, params, limits.vocab_size, limits.max_model_len
+    )
+    if request.timeout_s is not None and not request.timeout_s > 0:
+        raise InvalidRequestError("timeout: must be above 0 seconds", field="timeout")
+    seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
+    return Sequence(
+        seq_id=seq_id,
+        request_id=request.request_id,
+        token_ids=list(request.prompt_token_ids),
+        num_prompt_tokens=len(request.prompt_token_ids),
+        params=params,
+        seed=seed,
+        verification=resolve_verification(params),
+        eos_token_ids=limits.eos_token_ids,
+        max_model_len=limits.max_model_len,
+        partition=request.partition,
+        arrival_s=now_s,
+        deadline_s=None if request.timeout_s is None else now_s + request.timeout_s,
+        max_k=largest_k(params, config),
+        drafters=allowed_drafters(params, config),
+    )
