@@ -48,7 +48,11 @@ class Hello:
 
 @dataclass(slots=True)
 class Open:
-    """Start, or restart under a higher epoch, a session: the whole committed text so far."""
+    """Start, or restart under a higher epoch, a session: the whole committed text so far.
+
+    An epoch never repeats for a session, whichever draft it is sent to, so that random draws
+    keyed by it do not repeat either.
+    """
 
     session_id: int
     epoch: int
