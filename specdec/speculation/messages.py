@@ -89,13 +89,17 @@ class Close:
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Proof of life, both ways; the draft adds its load. `sent_ns` is echoed for the round trip."""
+    """Proof of life, both ways; the draft adds its load. `sent_ns` is echoed for the round trip.
+
+    `draining`: the draft replica is going away and takes no new sessions.
+    """
 
     sequence_number: int
     sent_ns: int
     num_free_blocks: int = 0
     idle_fraction: float = 0.0
     draft_step_ms: float = 0.0
+    draining: bool = False
 
 
 @dataclass(slots=True)
