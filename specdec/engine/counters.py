@@ -35,3 +35,18 @@ class EngineCounters:
         self.accepted_per_position.extend([0] * max(0, missing))
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """One reading of an engine. `kv_usage` is the used share of blocks, 0 to 1; `controller` holds
+    its shadow price, goodput and guard state."""
+
+    counters: EngineCounters
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_prefix_cache_queries: int
+    num_prefix_cache_hits: int
+    kv_usage: float
+    controller: dict[str, float | str]

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specdec.config import SpeculationConfig
-from specdec.engine.counters import EngineCounters
-from specdec.engine.detokenizer import Tokenizer
+from specdec.config import DraftConfig, EngineConfig, SpeculationConfig
+from specdec.engine.counters import EngineCounters, EngineStats
+from specdec.engine.detokenizer import TokenDecoder
 from specdec.engine.output import OutputState
 from specdec.engine.request import GenerateRequest, Limits, make_sequence
 from specdec.engine.scheduler import Schedule, Scheduler
 from specdec.engine.step_builder import Row, build_plan, build_rows
-from specdec.errors import DeadlineError, InvalidRequestError, SpecdecError
+from specdec.errors import DeadlineError, InvalidRequestError, OverloadedError, SpecdecError
+from specdec.kvcache.block_manager import BlockManager
 from specdec.model.executor import Executor
+from specdec.params import SamplingParams, validate_prompt
 from specdec.sampling.logprobs import token_logprobs
 from specdec.sampling.processors import SequenceRows
 from specdec.sequence import RequestMetrics, Sequence, SequenceOutput, TokenLogprobs
@@ -34,6 +36,7 @@ from specdec.speculation.controller import (
 )
 from specdec.speculation.proposer import Committed, DraftTokens, Proposer
 from specdec.speculation.verifier import Verdict, VerifyItem, verify_step
+from specdec.step_plan import StepPlan
 
 
 @dataclass(slots=True)
@@ -53,15 +56,17 @@ class Engine:
         self,
         executor: Executor,
         scheduler: Scheduler,
+        block_manager: BlockManager,
         config: SpeculationConfig,
         limits: Limits,
         proposers: Mapping[str, Proposer],
         controller: Controller,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: TokenDecoder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
+        self.block_manager = block_manager
         self.config = config
         self.limits = limits
         self.proposers = dict(proposers)
@@ -72,6 +77,13 @@ class Engine:
         self._live: dict[int, _Live] = {}
         self._seq_ids = itertools.count(1)
         self._last_num_draft_tokens = 0
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, draft: DraftConfig | None = None) -> Engine:
+        """Load the models and build an engine in this process, without Ray or gRPC."""
+        from specdec.engine.builder import build_engine  # it imports this module
+
+        return build_engine(config, draft)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -98,6 +110,52 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._live)
+
+    def stats(self) -> EngineStats:
+        """Totals and present state, for metrics; may be read from any thread."""
+        scheduler = self.scheduler
+        return EngineStats(
+            counters=self.counters,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_preemptions=scheduler.num_preemptions,
+            num_prefix_cache_queries=scheduler.num_prefix_cache_queries,
+            num_prefix_cache_hits=scheduler.num_prefix_cache_hits,
+            kv_usage=scheduler.kv_usage,
+            controller=self.controller.snapshot(),
+        )
+
+    def reset_counters(self) -> None:
+        """Forget what was counted so far: a warm-up is no traffic."""
+        self.counters = EngineCounters()
+
+    def next_token_logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Raw logits [V] of the target for the token after `token_ids`, computed apart from every
+        running sequence and without cached text: the reference that an audit compares with.
+
+        Raises InvalidRequestError where the text does not fit the context, OverloadedError where it
+        does not fit the free blocks.
+        """
+        validate_prompt(
+            token_ids, SamplingParams(), self.limits.vocab_size, self.limits.max_model_len
+        )
+        table: list[int] = []
+        if not self.block_manager.ensure_capacity(table, len(token_ids)):
+            raise OverloadedError("not enough free KV blocks for this text")
+        try:
+            return self._run_alone(token_ids, table)
+        finally:
+            self.block_manager.release(table)
+
+    def _run_alone(self, token_ids: list[int], table: list[int]) -> torch.Tensor:
+        chunk = self.scheduler.config.max_num_batched_tokens
+        for start in range(0, len(token_ids), chunk):
+            end = min(start + chunk, len(token_ids))
+            plan = StepPlan()
+            is_last = end == len(token_ids)
+            plan.add(token_ids[start:end], start, table, self.executor.block_size, int(is_last))
+            logits = self.executor.execute(plan)
+        return logits[0]
 
     def generate(self, requests: list[GenerateRequest]) -> Iterator[SequenceOutput]:
         """Run requests to their end in this thread, yielding each step's outputs as they come."""
@@ -126,7 +184,7 @@ class Engine:
         outputs = self._expire(started_s)
         schedule = self.scheduler.schedule(self._last_num_draft_tokens)
         outputs += self._end_out_of_memory(schedule)
-        if not schedule.decodes and not schedule.prefills:
+        if schedule.is_empty:
             return outputs
         self._open_in_proposers(schedule)
         ks = self._plan_k(schedule, started_s)
@@ -147,7 +205,7 @@ class Engine:
         states = [self._sequence_state(sequence) for sequence in schedule.decodes]
         state = BatchState(
             sequences=states,
-            num_prefill_tokens=sum(num for _, num in schedule.prefills),
+            num_prefill_tokens=schedule.num_prefill_tokens,
             num_kv_tokens=sum(sequence.num_tokens for sequence in schedule.decodes),
             now_s=now_s,
         )

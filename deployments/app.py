@@ -1,0 +1,84 @@
+"""The Serve application: gateway -> target -> draft. The only place where everything meets.
+
+`build` is the parameterised form for configs and `serve run`; `app` is the demo, bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from deployments.draft import Draft
+from deployments.gateway import Gateway
+from deployments.settings import AppSettings, RankResources, demo_settings
+from deployments.target import Target
+
+# The engine queues; Serve must not, or it would hold back what the scheduler should see.
+UNLIMITED_REQUESTS = 1_000_000
+
+
+def build(args: AppSettings) -> serve.Application:
+    """The application for these settings. Serve's own options (replicas, autoscaling, health
+    check) can be set per deployment in the config file and win over the defaults here."""
+    draft = _bind_draft(args) if args.draft is not None else None
+    target = _bind_target(args, draft)
+    gateway = serve.deployment(
+        name="Gateway", max_ongoing_requests=UNLIMITED_REQUESTS, ray_actor_options={"num_cpus": 0.5}
+    )(Gateway)
+    return gateway.bind(args, target)
+
+
+def _bind_draft(args: AppSettings) -> serve.Application:
+    assert args.draft is not None
+    deployment = serve.deployment(
+        name="Draft",
+        max_ongoing_requests=UNLIMITED_REQUESTS,
+        health_check_period_s=1,
+        health_check_timeout_s=5,
+        graceful_shutdown_wait_loop_s=1,
+        graceful_shutdown_timeout_s=20,
+        request_router_config=RequestRouterConfig(
+            request_router_class="deployments.routing:PinnedRouter"
+        ),
+        **_placement(args.draft_resources, args.draft.draft.tensor_parallel_size),
+    )(Draft)
+    return deployment.bind(args.draft, args.draft_server)
+
+
+def _bind_target(args: AppSettings, draft: DeploymentHandle | None) -> serve.Application:
+    deployment = serve.deployment(
+        name="Target",
+        max_ongoing_requests=UNLIMITED_REQUESTS,
+        health_check_period_s=1,
+        health_check_timeout_s=5,
+        graceful_shutdown_wait_loop_s=1,
+        graceful_shutdown_timeout_s=30,
+        request_router_config=RequestRouterConfig(
+            request_router_class="deployments.routing:PrefixAffinityRouter",
+            request_routing_stats_period_s=1.0,
+        ),
+        **_placement(args.target_resources, args.target.target.tensor_parallel_size),
+    )(Target)
+    return deployment.bind(args.target, draft)
+
+
+def _placement(resources: RankResources, num_ranks: int) -> dict[str, Any]:
+    """One bundle per rank, all on one node so that ranks talk over NVLink; the replica is rank 0
+    and lives in the first bundle."""
+    bundle = {"CPU": resources.num_cpus}
+    if resources.num_gpus:
+        bundle["GPU"] = resources.num_gpus
+    options = {"num_cpus": resources.num_cpus, "num_gpus": resources.num_gpus}
+    if num_ranks == 1:
+        return {"ray_actor_options": options}
+    return {
+        "ray_actor_options": options,
+        "placement_group_bundles": [bundle] * num_ranks,
+        "placement_group_strategy": "STRICT_PACK",
+    }
+
+
+app = build(demo_settings())

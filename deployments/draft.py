@@ -1,0 +1,73 @@
+"""The draft deployment: a draft engine behind our own gRPC server.
+
+Serve places, scales and restarts it; targets speak to it directly, on its own port. Serve calls
+here are control only: `describe` and `lease`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import ray
+from ray import serve
+
+from deployments.settings import DraftServerSettings
+from specdec.config import DraftConfig
+from specdec.engine.draft_thread import DraftThread, build_draft_thread
+from specdec.errors import UnavailableError
+from specdec.rpc.draft_server import DraftServer
+from specdec.rpc.remote_proposer import DraftMember
+
+logger = logging.getLogger(__name__)
+
+LEASE_BEAT_S = 1.0
+
+
+class Draft:
+    """One draft replica."""
+
+    async def __init__(self, config: DraftConfig, server: DraftServerSettings) -> None:
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._closing = asyncio.Event()
+        self._thread: DraftThread = await asyncio.to_thread(build_draft_thread, config)
+        await asyncio.to_thread(self._thread.warm_up)
+        self._server = DraftServer(self._thread)
+        port = await self._server.start(f"0.0.0.0:{server.port}")
+        self._address = f"{ray.util.get_node_ip_address()}:{port}"
+        logger.info("draft %s serves %s at %s", self._replica_id, config.draft.model, self._address)
+
+    def describe(self) -> DraftMember:
+        """Who and where this replica is, and how busy, for targets."""
+        info, load = self._thread.info(), self._thread.load()
+        return DraftMember(
+            replica_id=self._replica_id,
+            address=self._address,
+            incarnation=info.incarnation,
+        )
+
+    async def lease(self, replica_id: str, target_id: str) -> AsyncIterator[str]:
+        """Held by a target while it may have sessions here, so that Serve sees the use."""
+        if replica_id != self._replica_id:
+            raise UnavailableError(f"this is draft {self._replica_id}, not {replica_id}")
+        logger.info("leased to target %s", target_id)
+        while not self._closing.is_set():
+            yield self._replica_id
+            await asyncio.sleep(LEASE_BEAT_S)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return {"busy_fraction": 1.0 - self._thread.load().idle_fraction}
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        return {"draft_address": self._address}
+
+    def check_health(self) -> None:
+        """Raises where the draft engine's thread is dead or stuck; Serve then replaces us."""
+        self._thread.check_health()
+
+    async def __del__(self) -> None:
+        self._closing.set()
+        await self._server.stop(grace_s=1.0)
+        await asyncio.to_thread(self._thread.stop)

@@ -1,0 +1,83 @@
+"""The arguments of `deployments.app:build`: what a serve config's `args` may say.
+
+Resources, replica counts and autoscaling are Serve's own and stand under `deployments:` in the
+same file; here is what only specdec knows. Unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from specdec.config import DraftConfig, EngineConfig, ModelConfig, SpeculationConfig
+
+DEMO_MODEL = "smollm2"
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class GatewaySettings(_Settings):
+    """The front door.
+
+    `model_name`: the name clients use; default: the target's own. `api_keys` maps a key to its
+    tenant; empty: everybody is welcome, as one tenant. `max_prompts` bounds prompts x n of one
+    HTTP request.
+    """
+
+    model_name: str | None = None
+    api_keys: dict[str, str] = Field(default_factory=dict)
+    max_body_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
+    max_prompts: Annotated[int, Field(gt=0)] = 128
+    request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    retry_after_s: Annotated[float, Field(gt=0)] = 1.0
+    health_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+
+
+class RankResources(_Settings):
+    """What one rank of a model asks of Ray. `num_gpus` may be fractional only at one rank."""
+
+    num_cpus: Annotated[float, Field(ge=0)] = 1.0
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+
+
+class DraftServerSettings(_Settings):
+    """Where draft replicas listen. `port` 0 takes a free one; set a fixed port where a network
+    policy must name it and at most one draft replica runs per node."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+
+
+class AppSettings(_Settings):
+    """One application: a gateway, a target and, if `draft` is set, a draft."""
+
+    target: EngineConfig
+    draft: DraftConfig | None = None
+    gateway: GatewaySettings = GatewaySettings()
+    target_resources: RankResources = RankResources()
+    draft_resources: RankResources = RankResources()
+    draft_server: DraftServerSettings = DraftServerSettings()
+
+    @model_validator(mode="after")
+    def _drafters_exist(self) -> AppSettings:
+        wants_draft = "draft" in self.target.speculation.drafters
+        if wants_draft and self.draft is None:
+            raise ValueError("target.speculation.drafters names 'draft', but `draft` is not set")
+        if self.draft is not None and not wants_draft:
+            raise ValueError("`draft` is set, but target.speculation.drafters does not name it")
+        return self
+
+
+def demo_settings() -> AppSettings:
+    """SmolLM2-135M-Instruct in fp32, drafted by the same checkpoint in int8."""
+    return AppSettings(
+        target=EngineConfig(
+            target=ModelConfig(model=DEMO_MODEL, dtype="float32", num_threads=1),
+            speculation=SpeculationConfig(drafters=("draft", "ngram")),
+        ),
+        draft=DraftConfig(
+            draft=ModelConfig(model=DEMO_MODEL, dtype="float32", quantization="int8", num_threads=1)
+        ),
+    )

@@ -1,0 +1,112 @@
+"""The target deployment: the engine, its worker ranks, and its view of the draft pool.
+
+One replica is one placement group of tensor-parallel bundles; the replica itself is rank 0. It
+owns committed text. The gateway calls `generate`; nothing else reaches the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.membership import Membership
+from deployments.ranks import build_rank_executor
+from specdec.config import EngineConfig
+from specdec.engine.async_engine import AsyncEngine
+from specdec.engine.builder import build_engine
+from specdec.engine.request import GenerateRequest
+from specdec.engine.warmup import warm_up
+from specdec.errors import UnavailableError
+from specdec.rpc.remote_proposer import RemoteProposer, build_remote_proposer
+from specdec.sequence import SequenceOutput
+
+logger = logging.getLogger(__name__)
+
+STUCK_STEP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TargetDescription:
+    """What a target replica tells of itself: limits for the gateway, numbers for metrics."""
+
+    replica_id: str
+    max_model_len: int
+    vocab_size: int
+    max_num_speculative_tokens: int
+    drafters: tuple[str, ...]
+    stats: dict[str, Any]
+
+
+class Target:
+    """One target replica."""
+
+    async def __init__(self, config: EngineConfig, draft: DeploymentHandle | None = None) -> None:
+        self._config = config
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._membership: Membership | None = None
+        self._engine = AsyncEngine(await asyncio.to_thread(self._build, draft is not None))
+        if draft is not None:
+            assert self._remote is not None
+            self._membership = Membership(draft, self._replica_id, self._remote.set_members)
+            await self._membership.refresh()
+            self._membership.start()
+        logger.info("target %s serves %s", self._replica_id, config.target.model)
+
+    def _build(self, with_draft: bool) -> Any:
+        executor = build_rank_executor(self._config)
+        self._remote: RemoteProposer | None = None
+        if with_draft:
+            self._remote = build_remote_proposer(
+                self._config.target, self._replica_id, executor.vocab_size
+            )
+        engine = build_engine(self._config, draft_proposer=self._remote, executor=executor)
+        warm_up(engine)
+        return engine
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[SequenceOutput]:
+        """One message per engine step, the last with `finish_reason`. Closing it aborts."""
+        async for output in self._engine.generate(request):
+            yield output
+
+    def describe(self) -> TargetDescription:
+        engine, limits = self._engine.engine, self._engine.engine.limits
+        return TargetDescription(
+            replica_id=self._replica_id,
+            max_model_len=limits.max_model_len,
+            vocab_size=limits.vocab_size,
+            max_num_speculative_tokens=self._config.speculation.max_num_speculative_tokens,
+            drafters=self._config.speculation.drafters,
+            stats=engine.stats(),
+        )
+
+    def record_routing_stats(self) -> dict[str, float]:
+        scheduler = self._engine.engine.scheduler
+        return {
+            "num_requests": float(scheduler.num_running + scheduler.num_waiting),
+            "kv_usage": scheduler.kv_usage,
+        }
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        scheduler = self._engine.engine.scheduler
+        return {"num_waiting": float(scheduler.num_waiting), "kv_usage": scheduler.kv_usage}
+
+    def check_health(self) -> None:
+        """Raises where the engine has failed or a step hangs; Serve then replaces the replica."""
+        if self._engine.failure is not None:
+            raise self._engine.failure
+        stuck_s = time.monotonic() - self._engine.last_step_s
+        if self._engine.engine.has_work and stuck_s > STUCK_STEP_S:
+            raise UnavailableError(f"no engine step has ended for {stuck_s:.0f} s")
+
+    async def __del__(self) -> None:
+        if self._membership is not None:
+            await self._membership.stop()
+        await asyncio.to_thread(self._engine.shutdown)
