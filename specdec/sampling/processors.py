@@ -1,0 +1,209 @@
+"""Logits processing per position: what a request's parameters make of the target's logits.
+
+`adjust_logits` adds bias and penalties and masks tokens, each row with the history that its
+position would have if the draft tokens before it were accepted. It keeps no state between steps,
+so a rejected draft token leaves no trace. `filtered_logits` and `probs` then apply temperature,
+top-k, top-p and min-p, in that order. Nothing is sampled here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdec.params import SamplingParams
+
+# Candidates sorted first for top-p; more are needed only by nearly flat distributions.
+TOP_P_CANDIDATES = 1024
+
+
+@dataclass(slots=True)
+class SequenceRows:
+    """The rows of one sequence: 1 + len(draft_token_ids), one for each position to be decided.
+
+    Row j follows prompt + output + the first j draft tokens. `stop_token_ids` (EOS and the
+    request's own) are masked while the output is shorter than `min_tokens`.
+    """
+
+    params: SamplingParams
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    draft_token_ids: Sequence[int] = ()
+    stop_token_ids: Collection[int] = field(default_factory=frozenset)
+
+    @property
+    def num_rows(self) -> int:
+        return 1 + len(self.draft_token_ids)
+
+    @property
+    def needs_adjustment(self) -> bool:
+        """Whether any row differs from the model's own logits."""
+        params = self.params
+        return bool(
+            params.logit_bias
+            or params.repetition_penalty != 1
+            or params.presence_penalty
+            or params.frequency_penalty
+            or params.bad_words_token_ids
+            or params.allowed_token_ids is not None
+            or (self.stop_token_ids and len(self.output_token_ids) < params.min_tokens)
+        )
+
+
+def adjust_logits(logits: Tensor, groups: Sequence[SequenceRows]) -> Tensor:
+    """`logits` [R, V] with bias, penalties and masks; R = sum of the groups' rows.
+
+    The very same tensor when no group needs anything; else a copy (float32 for half precision).
+    The order is vLLM's: bias, penalties, masks. A mask that would leave a row without any token
+    is not applied to it; allowed_token_ids goes before bad_words, bad_words before min_tokens.
+    """
+    assert sum(rows.num_rows for rows in groups) == len(logits)
+    if not any(rows.needs_adjustment for rows in groups):
+        return logits
+    # Half precision could not hold `logit - penalty`; a wider copy costs the same pass.
+    adjusted = logits.float() if logits.dtype.itemsize < 4 else logits.clone()
+    first_row = 0
+    for rows in groups:
+        if rows.needs_adjustment:
+            _adjust_rows(adjusted[first_row : first_row + rows.num_rows], rows)
+        first_row += rows.num_rows
+    return adjusted
+
+
+def _adjust_rows(logits: Tensor, rows: SequenceRows) -> None:
+    params = rows.params
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=logits.device)
+        logits[:, ids] += logits.new_tensor(list(params.logit_bias.values()))
+    if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+        _penalise(logits, rows)
+    if params.allowed_token_ids is not None:
+        _mask_all_but(logits, params.allowed_token_ids)
+    if params.bad_words_token_ids:
+        _mask_bad_words(logits, rows)
+    num_masked = min(rows.num_rows, params.min_tokens - len(rows.output_token_ids))
+    if num_masked > 0 and rows.stop_token_ids:
+        _mask(logits[:num_masked], list(rows.stop_token_ids))
+
+
+def _penalise(logits: Tensor, rows: SequenceRows) -> None:
+    """Repetition penalty on prompt and output (CTRL, 1909.05858), presence and frequency
+    penalties on the output alone (OpenAI). Each row counts the draft tokens before it.
+
+    One formula per row, never an increment per draft token: the result must not depend on
+    whether a token was committed or is still a draft, not even in the last bit.
+    """
+    params = rows.params
+    ids, prompt_counts, output_counts = _count_tokens(rows)
+    index = torch.from_numpy(ids).to(logits.device)
+    values = logits[:, index]
+    if params.repetition_penalty != 1:
+        seen = _like(prompt_counts + output_counts > 0, logits).bool()
+        penalised = torch.where(
+            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
+        )
+        values = torch.where(seen, penalised, values)
+    counts = _like(output_counts, logits)
+    values = values - params.frequency_penalty * counts
+    values = values - params.presence_penalty * (counts > 0)
+    logits[:, index] = values
+
+
+def _like(array: NDArray[np.generic], logits: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(logits.device, logits.dtype)
+
+
+def _count_tokens(
+    rows: SequenceRows,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Distinct ids [n], their prompt counts [n], and their output counts [rows, n]."""
+    parts = [
+        np.asarray(part, dtype=np.int64)
+        for part in (rows.prompt_token_ids, rows.output_token_ids, rows.draft_token_ids)
+    ]
+    ids, inverse = np.unique(np.concatenate(parts), return_inverse=True)
+    prompt, output, drafts = np.split(inverse, np.cumsum([len(part) for part in parts])[:-1])
+    increments = np.zeros((rows.num_rows, len(ids)), dtype=np.int64)
+    increments[0] = np.bincount(output, minlength=len(ids))
+    increments[np.arange(1, rows.num_rows), drafts] = 1
+    return ids, np.bincount(prompt, minlength=len(ids)), np.cumsum(increments, axis=0)
+
+
+def _mask(logits: Tensor, token_ids: list[int]) -> None:
+    """Exclude tokens from each row that keeps at least one other token."""
+    index = torch.tensor(token_ids, device=logits.device)
+    saved = logits[:, index]
+    logits[:, index] = -math.inf
+    emptied = (logits == -math.inf).all(dim=1, keepdim=True)
+    logits[:, index] = torch.where(emptied, saved, logits[:, index])
+
+
+def _mask_all_but(logits: Tensor, token_ids: Sequence[int]) -> None:
+    index = torch.tensor(token_ids, device=logits.device)
+    allowed = logits[:, index]
+    logits.fill_(-math.inf)
+    logits[:, index] = allowed
+
+
+def _mask_bad_words(logits: Tensor, rows: SequenceRows) -> None:
+    """Exclude the last token of each bad word where the text before ends with its beginning."""
+    longest = max(len(word) for word in rows.params.bad_words_token_ids)
+    committed = [*rows.prompt_token_ids[-longest:], *rows.output_token_ids[-longest:]]
+    for row in range(rows.num_rows):
+        history = [*committed, *rows.draft_token_ids[:row]]
+        banned = [
+            word[-1]
+            for word in rows.params.bad_words_token_ids
+            if len(word) == 1 or tuple(history[1 - len(word) :]) == word[:-1]
+        ]
+        if banned:
+            _mask(logits[row : row + 1], banned)
+
+
+def filtered_logits(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Logits [r, V] over temperature, float64, with -inf outside top-k, top-p and min-p.
+
+    Each filter keeps the tokens that tie with the last one kept, so that the result depends on
+    the values of a row alone, never on the order of equals. Temperature must be above 0.
+    """
+    assert params.temperature > 0
+    scaled = logits.double() / params.temperature
+    if 0 < params.top_k < scaled.shape[-1]:
+        smallest = scaled.topk(params.top_k, dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < smallest, -math.inf)
+    if params.top_p < 1:
+        scaled = _keep_top_p(scaled, params.top_p)
+    if params.min_p > 0:
+        floor = scaled.amax(dim=-1, keepdim=True) + math.log(params.min_p)
+        scaled = scaled.masked_fill(scaled < floor, -math.inf)
+    return scaled
+
+
+def probs(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The distribution that the request samples from: float64 [r, V], rows sum to 1."""
+    return torch.softmax(filtered_logits(logits, params), dim=-1)
+
+
+def _keep_top_p(scaled: Tensor, top_p: float) -> Tensor:
+    """Nucleus filter (1904.09751): the fewest likeliest tokens whose mass reaches `top_p`."""
+    token_probs = torch.softmax(scaled, dim=-1)
+    smallest = torch.stack([_smallest_in_nucleus(row, top_p) for row in token_probs])
+    return scaled.masked_fill(token_probs < smallest[:, None], -math.inf)
+
+
+def _smallest_in_nucleus(token_probs: Tensor, top_p: float) -> Tensor:
+    """The probability of the last token of the nucleus of one row [V]."""
+    vocab_size = len(token_probs)
+    for num_candidates in (min(TOP_P_CANDIDATES, vocab_size), vocab_size):
+        candidates = token_probs.topk(num_candidates).values
+        num_before = (candidates.cumsum(dim=0) < top_p).sum()
+        if num_before < num_candidates:
+            return candidates[num_before]
+    # Rounding kept the whole mass below top_p: nothing is filtered.
+    return candidates[-1]
