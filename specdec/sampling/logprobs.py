@@ -13,6 +13,9 @@ from torch import Tensor
 
 from specdec.sequence import TokenLogprobs
 
+# Rows turned into float64 at a time: a prompt chunk may bring hundreds.
+ROWS_AT_ONCE = 16
+
 
 def token_logprobs(raw_logits: Tensor, token_ids: Sequence[int], top_n: int) -> list[TokenLogprobs]:
     """One TokenLogprobs for each row of `raw_logits` [r, V] and its token.
@@ -20,19 +23,27 @@ def token_logprobs(raw_logits: Tensor, token_ids: Sequence[int], top_n: int) -> 
     Computed in float64. Rank counts the tokens that are strictly likelier, plus one.
     """
     assert len(token_ids) == len(raw_logits)
-    logprobs = torch.log_softmax(raw_logits.double(), dim=-1)
-    index = torch.tensor(token_ids, dtype=torch.int64, device=logprobs.device)[:, None]
-    chosen = logprobs.gather(1, index)
-    ranks = (logprobs > chosen).sum(dim=-1) + 1
-    top_values, top_ids = logprobs.topk(min(top_n, logprobs.shape[-1]), dim=-1)
+    results = []
+    for start in range(0, len(token_ids), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        results += _token_logprobs(raw_logits[rows], token_ids[rows], top_n)
+    return results
+
+
+def _token_logprobs(logits: Tensor, token_ids: Sequence[int], top_n: int) -> list[TokenLogprobs]:
+    log_total = torch.logsumexp(logits.double(), dim=-1, keepdim=True)
+    index = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)[:, None]
+    chosen = logits.gather(1, index)
+    ranks = (logits > chosen).sum(dim=-1) + 1
+    top_logits, top_ids = logits.topk(min(top_n, logits.shape[-1]), dim=-1)
     return [
-        TokenLogprobs(token_id, logprob, rank, list(zip(ids, values, strict=True)))
-        for token_id, logprob, rank, ids, values in zip(
+        TokenLogprobs(token_id, logprob, rank, list(zip(ids, logprobs, strict=True)))
+        for token_id, logprob, rank, ids, logprobs in zip(
             token_ids,
-            chosen.flatten().tolist(),
+            (chosen.double() - log_total).flatten().tolist(),
             ranks.tolist(),
             top_ids.tolist(),
-            top_values.tolist(),
+            (top_logits.double() - log_total).tolist(),
             strict=True,
         )
     ]

@@ -18,17 +18,15 @@ NUM_ROUNDS = 10
 MULTIPLIER_0, MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 WEYL_0, WEYL_1 = 0x9E3779B9, 0xBB67AE85
 
-# Bounds of gumbel_noise: -log(-log(u)) at its first and last uniform.
-MIN_NOISE, MAX_NOISE = -3.61, 36.74
-
 
 class Domain(enum.IntEnum):
     """What a draw is for. Equal counters in two domains give independent numbers."""
 
-    GUMBEL = 1  # coupled noise: index = token id >> 1, no round
-    PROPOSAL = 2  # the draft's sample from its law; round = proposal counter
-    ACCEPTANCE = 3  # the target's acceptance of a draft token; round = verify round
-    RESIDUAL = 4  # the recovered, bonus or only token; round = verify round
+    GUMBEL_HIGH = 1  # coupled noise, upper 32 bits: index = token id >> 2, no round
+    GUMBEL_LOW = 2  # coupled noise, lower 20 bits
+    PROPOSAL = 3  # the draft's sample from its law; round = proposal counter
+    ACCEPTANCE = 4  # the target's acceptance of a draft token; round = verify round
+    RESIDUAL = 5  # the recovered, bonus or only token; round = verify round
 
 
 Word: TypeAlias = int | Tensor
@@ -84,36 +82,31 @@ def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """Gumbel(0, 1) noise, float64 [n], for the given token ids (int64 [n]) at one position.
 
     Depends on (seed, absolute position, token id) alone: not on which other ids are asked for.
-    One Philox block serves two neighbouring ids.
+    It is -log(-log(1 - v)) of the 52-bit uniform v = (n + 1/2) / 2**52. 52 bits, since the half
+    step must be representable: v is never 0 or 1. log1p keeps the upper tail (small v), where the
+    winner of an argmax comes from, exact to the last bit.
     """
-    word_0, word_1, word_2, word_3 = _gumbel_block(seed, position, token_ids >> 1)
-    is_odd = (token_ids & 1).bool()
-    return _gumbel_from_words(
-        torch.where(is_odd, word_2, word_0), torch.where(is_odd, word_3, word_1)
-    )
-
-
-def gumbel_noise_row(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
-    """`gumbel_noise` of all token ids 0 .. vocab_size - 1, at half the price per token."""
-    blocks = torch.arange((vocab_size + 1) // 2, device=device)
-    word_0, word_1, word_2, word_3 = _gumbel_block(seed, position, blocks)
-    even, odd = _gumbel_from_words(word_0, word_1), _gumbel_from_words(word_2, word_3)
-    return torch.stack((even, odd), dim=1).flatten()[:vocab_size]
-
-
-def _gumbel_block(
-    seed: int, position: int, block_ids: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    words = philox4x32((block_ids, position & MASK32, 0, int(Domain.GUMBEL)), seed_key(seed))
-    return cast("tuple[Tensor, Tensor, Tensor, Tensor]", words)
-
-
-def _gumbel_from_words(high: Tensor, low: Tensor) -> Tensor:
-    """-log(-log(1 - v)) of the 52-bit uniform v = (n + 1/2) / 2**52.
-
-    52 bits, since the half step must be representable: v is then never 0 or 1. log1p keeps the
-    upper tail (small v), where the winner of an argmax comes from, exact to the last bit.
-    """
+    domains = torch.tensor([[Domain.GUMBEL_HIGH], [Domain.GUMBEL_LOW]], device=token_ids.device)
+    block = torch.stack(_noise_block(seed, domains, position, token_ids >> 2))
+    high, low = block.gather(0, (token_ids & 3).expand(1, 2, -1))[0]
     steps = (high << 20) | (low >> 12)
-    uniforms = steps.double().add_(0.5).mul_(2.0**-52)
-    return uniforms.neg_().log1p_().neg_().log_().neg_()
+    uniforms = (steps.double() + 0.5) * 2.0**-52
+    return -torch.log(-torch.log1p(-uniforms))
+
+
+def gumbel_uniform_floor(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
+    """A lower bound of the uniform v behind each token's noise: float64 [vocab_size].
+
+    0 < bound <= v < bound + 2**-32, from the upper bits alone: four tokens for one block.
+    """
+    block_ids = torch.arange((vocab_size + 3) // 4, device=device)
+    block = _noise_block(seed, int(Domain.GUMBEL_HIGH), position, block_ids)
+    high = torch.stack([word.double() for word in block], dim=1).flatten()[:vocab_size]
+    return high.mul_(2.0**-32).add_(2.0**-53)
+
+
+def _noise_block(
+    seed: int, domain: Word, position: int, block_ids: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    words = philox4x32((block_ids, position & MASK32, 0, domain), seed_key(seed))
+    return cast("tuple[Tensor, Tensor, Tensor, Tensor]", words)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from specdec.params import SamplingParams
 
-# Candidates sorted first for top-p; more are needed only by nearly flat distributions.
-TOP_P_CANDIDATES = 1024
+# How many candidates top-p sorts, then the whole row: most distributions need few.
+TOP_P_CANDIDATES = (512, 4096)
 
 
 @dataclass(slots=True)
@@ -200,7 +200,7 @@ def _keep_top_p(scaled: Tensor, top_p: float) -> Tensor:
 def _smallest_in_nucleus(token_probs: Tensor, top_p: float) -> Tensor:
     """The probability of the last token of the nucleus of one row [V]."""
     vocab_size = len(token_probs)
-    for num_candidates in (min(TOP_P_CANDIDATES, vocab_size), vocab_size):
+    for num_candidates in (*(n for n in TOP_P_CANDIDATES if n < vocab_size), vocab_size):
         candidates = token_probs.topk(num_candidates).values
         num_before = (candidates.cumsum(dim=0) < top_p).sum()
         if num_before < num_candidates:
