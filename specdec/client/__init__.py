@@ -1,0 +1,32 @@
+"""The light client: `Client` and `AsyncClient` over gRPC, with grpcio and protobuf alone.
+
+with Client("localhost:9000") as client:
+    for chunk in client.generate("Once upon a time", max_tokens=64):
+        print(chunk.text, end="")
+"""
+
+from specdec.client.async_client import AsyncClient
+from specdec.client.results import (
+    Chunk,
+    Completion,
+    ModelInfo,
+    PositionLogprobs,
+    Speculation,
+    Timing,
+    TokenLogprob,
+    Usage,
+)
+from specdec.client.sync_client import Client
+
+__all__ = [
+    "AsyncClient",
+    "Chunk",
+    "Client",
+    "Completion",
+    "ModelInfo",
+    "PositionLogprobs",
+    "Speculation",
+    "Timing",
+    "TokenLogprob",
+    "Usage",
+]

@@ -105,7 +105,7 @@ class Usage(_message.Message):
     def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_emitted_accepted_tokens", "accepted_per_position", "drafter", "verification", "disabled_reason")
+    __slots__ = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_emitted_accepted_tokens", "accepted_per_position", "drafter", "verification", "disabled_reason", "mode", "clipped_k")
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,8 @@ class SpeculationStats(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     DISABLED_REASON_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    CLIPPED_K_FIELD_NUMBER: _ClassVar[int]
     num_steps: int
     num_drafts: int
     num_draft_tokens: int
@@ -124,7 +126,9 @@ class SpeculationStats(_message.Message):
     drafter: str
     verification: _sampling_pb2.Verification
     disabled_reason: str
-    def __init__(self, num_steps: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_emitted_accepted_tokens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafter: _Optional[str] = ..., verification: _Optional[_Union[_sampling_pb2.Verification, str]] = ..., disabled_reason: _Optional[str] = ...) -> None: ...
+    mode: _sampling_pb2.SpeculationMode
+    clipped_k: int
+    def __init__(self, num_steps: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_emitted_accepted_tokens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafter: _Optional[str] = ..., verification: _Optional[_Union[_sampling_pb2.Verification, str]] = ..., disabled_reason: _Optional[str] = ..., mode: _Optional[_Union[_sampling_pb2.SpeculationMode, str]] = ..., clipped_k: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("queued", "first_token", "total")
