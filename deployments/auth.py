@@ -1,0 +1,40 @@
+"""API keys and tenants: who a caller is, and which cached text it may share.
+
+A partition names the prefix cache and n-gram pool of one tenant and one `cache_salt`; no text
+crosses from one partition to another.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Mapping
+
+from specdec.errors import UnauthenticatedError
+
+NO_TENANT = ""
+
+
+def tenant_of(authorization: str | None, api_keys: Mapping[str, str]) -> str:
+    """The tenant of an `Authorization: Bearer KEY` header (HTTP) or metadata entry (gRPC).
+
+    Raises UnauthenticatedError where keys are configured and none fits. Every key is compared in
+    full, so that the time taken tells nothing of them.
+    """
+    if not api_keys:
+        return NO_TENANT
+    scheme, _, given = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not given:
+        raise UnauthenticatedError("an API key is required: Authorization: Bearer KEY")
+    found = None
+    for key, tenant in api_keys.items():
+        if hmac.compare_digest(key.encode(), given.strip().encode()):
+            found = tenant
+    if found is None:
+        raise UnauthenticatedError("the API key is not known")
+    return found
+
+
+def partition_of(tenant: str, cache_salt: str | None) -> str:
+    """One unambiguous string per (tenant, cache_salt)."""
+    return json.dumps([tenant, cache_salt or ""])
