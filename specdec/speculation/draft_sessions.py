@@ -10,6 +10,7 @@ out by `drafts` belongs to the current epoch and extends the committed text.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from specdec.sequence import Sequence
@@ -46,6 +47,7 @@ class DraftSessions:
         self.counters = counters if counters is not None else DraftCounters()
         self._vocab_size = vocab_size
         self._sessions: dict[int, DraftSession] = {}
+        self._num_at_member: Counter[str] = Counter()
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._sessions
@@ -60,6 +62,10 @@ class DraftSessions:
     def of_member(self, member: str | None) -> list[int]:
         """The sequences at a member; None: those at no member."""
         return [s.seq_id for s in self._sessions.values() if s.member == member]
+
+    def num_at(self, member: str) -> int:
+        """How many sequences are at a member."""
+        return self._num_at_member[member]
 
     # The engine's calls
 
@@ -103,7 +109,10 @@ class DraftSessions:
     def remove(self, seq_id: int) -> Close | None:
         """Forget a sequence; Close is to be sent to the member it was at."""
         session = self._sessions.pop(seq_id, None)
-        return session.close() if session is not None and session.member is not None else None
+        if session is None or session.member is None:
+            return None
+        self._num_at_member[session.member] -= 1
+        return session.close()
 
     def drafts(self, seq_id: int, k: int) -> DraftTokens | None:
         """At most k checked draft tokens that follow the committed text, or None."""
@@ -148,7 +157,9 @@ class DraftSessions:
     def connect(self, seq_id: int, member: str, info: DraftInfo) -> Open | None:
         """Give the session to a member, under a new epoch. None: its context is too short."""
         session = self._sessions[seq_id]
+        assert session.member is None, "disconnect it first"
         session.member, session.info = member, info
+        self._num_at_member[member] += 1
         session.refused = None
         session.num_fruitless_opens = 0
         if session.room <= 0:
@@ -156,19 +167,20 @@ class DraftSessions:
             return None
         return session.open()
 
-    def disconnect(self, seq_id: int, reason: str | None = None) -> Close | None:
+    def disconnect(self, seq_id: int) -> Close | None:
         """Take the session from its member: k = 0 until it is connected again.
 
-        Close is for a member that still listens. `reason` is told by `disabled_reason`.
+        Close is for a member that still listens.
         """
         session = self._sessions.get(seq_id)
         if session is None or session.member is None:
             return None
         message = session.close()
+        self._num_at_member[session.member] -= 1
         session.member = session.info = session.held = None
         session.opened = session.ready = False
         session.answered_round = session.round
-        session.refused = reason
+        session.refused = None
         return message
 
     def receive(self, member: str, message: Proposal | Resync) -> Open | Close | None:

@@ -13,7 +13,6 @@ from specdec.speculation.messages import Proposal
 TOO_MANY_TOKENS = "too_many_tokens"
 TOKEN_OUT_OF_RANGE = "token_out_of_range"
 LAW_MISSING = "law_missing"
-LAW_INVALID = "law_invalid"
 TOKEN_OUTSIDE_LAW = "token_outside_law"
 LAW_IGNORED = "law_ignored"
 
@@ -45,8 +44,9 @@ def trusted_length(
 
 
 def _law_fault(law: SparseLaw, token_id: int, vocab_size: int) -> str | None:
-    if law.validate(vocab_size) is not None:
-        return LAW_INVALID
+    fault = law.validate(vocab_size)
+    if fault is not None:
+        return fault
     if not 0 <= token_id < vocab_size:
         return TOKEN_OUT_OF_RANGE
     return TOKEN_OUTSIDE_LAW if law.prob(token_id) == 0 else None

@@ -1,0 +1,269 @@
+"""The draft replicas that a target may use, and which session is at which of them.
+
+Sessions are spread over the replicas and stay where they are; they move when their replica is
+lost, leaves or drains. Everything is guarded by one lock, since the engine's thread asks and waits
+while the link's event loop delivers. No gRPC here: links take messages out and put answers in.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from specdec.sequence import Sequence
+from specdec.speculation.draft_sessions import UNAVAILABLE, DraftSessions
+from specdec.speculation.messages import (
+    Close,
+    Commit,
+    DraftInfo,
+    Heartbeat,
+    Open,
+    Proposal,
+    Resync,
+    TargetMessage,
+)
+from specdec.speculation.proposer import Committed, DraftTokens
+
+NUM_TOKENS_BUFFERED = 32
+SECONDS_BUFFERED = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One draft replica. `info` is None while it is not connected; `fault` says why it cannot be
+    used. Messages for it wait in `step_messages` (Speculate) and `bulk_messages` (Sync)."""
+
+    replica_id: str
+    info: DraftInfo | None = None
+    suspect: bool = False
+    draining: bool = False
+    fault: str | None = None
+    load: Heartbeat | None = None
+    step_messages: list[TargetMessage] = field(default_factory=list)
+    bulk_messages: deque[Open | Close] = field(default_factory=deque)
+
+    @property
+    def takes_sessions(self) -> bool:
+        return self.info is not None and not self.draining
+
+
+class DraftPool:
+    """Sessions of one target over its draft replicas. Every method may be called on any thread."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.sessions = DraftSessions(vocab_size)
+        self.counters = self.sessions.counters
+        self.members: dict[str, Member] = {}
+        self._answered = threading.Condition()
+        self._awaited: dict[int, int] = {}
+        self._next_flush_s = 0.0
+
+    # The engine's side
+
+    def open(self, sequences: SequenceOf[Sequence]) -> None:
+        with self._answered:
+            for sequence in sequences:
+                self.sessions.add(sequence)
+                self._assign(sequence.seq_id)
+
+    def commit(self, results: SequenceOf[Committed]) -> bool:
+        """Take in a step's outcome; True if messages are to be sent before the next `ask`."""
+        must_send = False
+        with self._answered:
+            for result in results:
+                self.sessions.commit(result)
+                session = self.sessions.get(result.seq_id)
+                if session is not None and session.num_unsent_tokens >= NUM_TOKENS_BUFFERED:
+                    must_send |= self._flush(result.seq_id)
+        return must_send
+
+    def ask(self, ks: Mapping[int, int], deadline_ms: float) -> None:
+        """Queue one Commit for every sequence that is to get draft tokens."""
+        with self._answered:
+            for seq_id, k in ks.items():
+                if k > 0 and self._is_served(seq_id):
+                    self._post(seq_id, self.sessions.ask(seq_id, k, deadline_ms))
+            self._awaited = dict(ks)
+            self._forget_answered()
+
+    def collect(self, ks: Mapping[int, int], wait_s: float) -> dict[int, DraftTokens]:
+        """Wait for the asked proposals, never longer than `wait_s`, and hand out what there is."""
+        with self._answered:
+            if self._awaited and wait_s > 0:
+                self._answered.wait_for(lambda: not self._awaited, wait_s)
+            self._awaited = {}
+            return self.sessions.collect(
+                {seq_id: k for seq_id, k in ks.items() if self._is_served(seq_id)}
+            )
+
+    def close(self, seq_ids: Iterable[int]) -> None:
+        with self._answered:
+            for seq_id in seq_ids:
+                session = self.sessions.get(seq_id)
+                member = self._member_of(seq_id)
+                message = self.sessions.remove(seq_id)
+                if session is None or member is None or message is None:
+                    continue
+                if session.opened:
+                    member.step_messages.append(message)
+                else:
+                    member.bulk_messages.append(message)
+
+    def available(self, seq_id: int) -> bool:
+        with self._answered:
+            return self._is_served(seq_id) and self.sessions.available(seq_id)
+
+    def disabled_reason(self, seq_id: int) -> str | None:
+        with self._answered:
+            if seq_id in self.sessions and not self._is_served(seq_id):
+                faults = [m.fault for m in self.members.values() if m.fault is not None]
+                return faults[0] if faults else UNAVAILABLE
+            return self.sessions.disabled_reason(seq_id)
+
+    # The links' side
+
+    def add_member(self, replica_id: str) -> Member:
+        with self._answered:
+            return self.members.setdefault(replica_id, Member(replica_id))
+
+    def remove_member(self, member: Member) -> None:
+        """The replica is no longer ours: its sessions move, and it is told so."""
+        with self._answered:
+            member.draining = True
+            self._move_away(member)
+            self.members.pop(member.replica_id, None)
+
+    def member_up(self, member: Member, info: DraftInfo) -> None:
+        """Connected and fit: it takes the sessions that are at no replica."""
+        with self._answered:
+            member.info, member.fault = info, None
+            member.suspect = member.draining = False
+            member.step_messages.clear()
+            member.bulk_messages.clear()
+            for seq_id in self.sessions.of_member(None):
+                self._assign(seq_id)
+
+    def member_down(self, member: Member, fault: str | None = None) -> None:
+        """Not connected: k = 0 for its sessions at once, and whoever waits for them goes on."""
+        with self._answered:
+            was_up = member.info is not None
+            member.info, member.fault = None, fault
+            member.step_messages.clear()
+            member.bulk_messages.clear()
+            self.counters.num_disconnects += was_up
+            self._move_away(member)
+
+    def member_suspect(self, member: Member, suspect: bool) -> None:
+        """Silent for too long, or heard of again: its sessions pause, and keep their place."""
+        with self._answered:
+            member.suspect = suspect
+            self._forget_answered()
+
+    def heartbeat(self, member: Member, beat: Heartbeat) -> None:
+        with self._answered:
+            member.load = beat
+            if beat.draining and not member.draining:
+                member.draining = True
+                member.fault = "draft_draining"
+                self._move_away(member)
+
+    def receive(self, member: Member, message: Proposal | Resync) -> None:
+        with self._answered:
+            reply = self.sessions.receive(member.replica_id, message)
+            if isinstance(reply, Open):
+                member.bulk_messages.append(reply)
+            elif reply is not None:
+                member.step_messages.append(reply)
+            if self._awaited:
+                self._forget_answered((message.session_id,))
+
+    def flush_old_commits(self) -> None:
+        """Send what was buffered for sequences that have not asked for a while."""
+        now_s = time.monotonic()
+        with self._answered:
+            if now_s < self._next_flush_s:
+                return
+            self._next_flush_s = now_s + SECONDS_BUFFERED
+            for member in self.members.values():
+                for seq_id in self.sessions.of_member(member.replica_id):
+                    self._flush(seq_id)
+
+    def take_step(self, member: Member) -> list[TargetMessage]:
+        """All that waits to go out on Speculate."""
+        with self._answered:
+            messages, member.step_messages = member.step_messages, []
+        return messages
+
+    def take_bulk(self, member: Member) -> Open | Close | None:
+        """The next message for Sync; an Open that is out of date by now is left out."""
+        with self._answered:
+            while member.bulk_messages:
+                message = member.bulk_messages.popleft()
+                session = self.sessions.get(message.session_id)
+                if isinstance(message, Close):
+                    return message
+                if session is not None and session.epoch == message.epoch:
+                    return message
+        return None
+
+    # Under the lock
+
+    def _member_of(self, seq_id: int) -> Member | None:
+        session = self.sessions.get(seq_id)
+        if session is None or session.member is None:
+            return None
+        return self.members.get(session.member)
+
+    def _is_served(self, seq_id: int) -> bool:
+        member = self._member_of(seq_id)
+        return member is not None and member.info is not None and not member.suspect
+
+    def _assign(self, seq_id: int) -> None:
+        """Open the session at the replica with the fewest, if there is one."""
+        candidates = [member for member in self.members.values() if member.takes_sessions]
+        if not candidates:
+            return
+        member = min(candidates, key=lambda member: self.sessions.num_at(member.replica_id))
+        assert member.info is not None
+        message = self.sessions.connect(seq_id, member.replica_id, member.info)
+        if message is not None:
+            member.bulk_messages.append(message)
+
+    def _move_away(self, member: Member) -> None:
+        if self.members.get(member.replica_id) is not member:
+            return  # a link that ends late, after its replica was replaced
+        for seq_id in self.sessions.of_member(member.replica_id):
+            message = self.sessions.disconnect(seq_id)
+            if message is not None and member.info is not None:
+                member.bulk_messages.append(message)
+            self._assign(seq_id)
+        self._forget_answered()
+
+    def _post(self, seq_id: int, message: Commit | Close | None) -> None:
+        member = self._member_of(seq_id)
+        if member is not None and message is not None:
+            member.step_messages.append(message)
+
+    def _flush(self, seq_id: int) -> bool:
+        message = self.sessions.flush(seq_id) if self._is_served(seq_id) else None
+        self._post(seq_id, message)
+        return message is not None
+
+    def _forget_answered(self, seq_ids: Iterable[int] | None = None) -> None:
+        """Wait no longer for sequences that are answered, served from hand, or lost."""
+        for seq_id in list(self._awaited) if seq_ids is None else seq_ids:
+            k = self._awaited.get(seq_id)
+            if k is not None and not self._is_worth_waiting(seq_id, k):
+                del self._awaited[seq_id]
+        if not self._awaited:
+            self._answered.notify_all()
+
+    def _is_worth_waiting(self, seq_id: int, k: int) -> bool:
+        if not self._is_served(seq_id) or not self.sessions.is_waiting(seq_id):
+            return False
+        in_hand = self.sessions.drafts(seq_id, k)
+        return in_hand is None or len(in_hand.token_ids) < k
