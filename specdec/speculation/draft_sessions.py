@@ -167,10 +167,10 @@ class DraftSessions:
             return None
         return session.open()
 
-    def disconnect(self, seq_id: int) -> Close | None:
+    def disconnect(self, seq_id: int, reason: str | None = None) -> Close | None:
         """Take the session from its member: k = 0 until it is connected again.
 
-        Close is for a member that still listens.
+        Close is for a member that still listens; `reason` is what `disabled_reason` tells.
         """
         session = self._sessions.get(seq_id)
         if session is None or session.member is None:
@@ -180,7 +180,7 @@ class DraftSessions:
         session.member = session.info = session.held = None
         session.opened = session.ready = False
         session.answered_round = session.round
-        session.refused = None
+        session.refused = reason
         return message
 
     def receive(self, member: str, message: Proposal | Resync) -> Open | Close | None:
