@@ -1,0 +1,210 @@
+"""All sessions of all targets in one draft engine: messages in, answers out.
+
+Keeps sessions in step with what targets say and decides who is declined, and why. It computes
+nothing and chooses no work. Numbers from outside are checked here, before a model indexes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from specdec.engine.draft_memory import DraftMemory
+from specdec.engine.draft_session import OutOfStep, Session
+from specdec.errors import InvalidRequestError
+from specdec.speculation.messages import (
+    Close,
+    Commit,
+    DraftMessage,
+    Open,
+    Proposal,
+    Resync,
+    TargetMessage,
+)
+
+Outbox = list[tuple[str, DraftMessage]]
+
+
+class SessionStore:
+    """Sessions by (target, session id), and the messages that wait to be sent.
+
+    `vocab_size` is the draft model's; `eos_token_ids` are its own; `max_k` caps every ask.
+    """
+
+    def __init__(
+        self,
+        memory: DraftMemory,
+        vocab_size: int,
+        max_model_len: int,
+        max_k: int,
+        eos_token_ids: frozenset[int],
+        clock: Callable[[], float],
+    ) -> None:
+        self.memory = memory
+        self.is_draining = False
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._max_k = max_k
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
+        self._target_vocab_sizes: dict[str, int] = {}
+        self._sessions: dict[tuple[str, int], Session] = {}
+        self._outbox: Outbox = []
+
+    # -- targets and sessions ------------------------------------------------------------------
+
+    def add_target(self, target: str, vocab_size: int) -> None:
+        """Take up a target; draft tokens for it stay below its `vocab_size`."""
+        self._target_vocab_sizes[target] = vocab_size
+
+    def drop_target(self, target: str) -> None:
+        """Free everything of a target; nothing more is sent to it."""
+        for session in [s for s in self._sessions.values() if s.target == target]:
+            self._remove(session)
+        self._target_vocab_sizes.pop(target, None)
+        self._outbox = [sent for sent in self._outbox if sent[0] != target]
+
+    def target_vocab_size(self, target: str) -> int:
+        return self._target_vocab_sizes[target]
+
+    def get(self, target: str, session_id: int) -> Session | None:
+        return self._sessions.get((target, session_id))
+
+    def all(self) -> list[Session]:
+        """All sessions, oldest first."""
+        return list(self._sessions.values())
+
+    def asked(self) -> list[Session]:
+        """Sessions with an unanswered ask, earliest deadline first."""
+        asked = [(s.ask.deadline_s, s) for s in self._sessions.values() if s.ask is not None]
+        return [session for _, session in sorted(asked, key=lambda pair: pair[0])]
+
+    # -- messages in ---------------------------------------------------------------------------
+
+    def submit(self, target: str, messages: Iterable[TargetMessage]) -> None:
+        """Take messages in order; those of an unknown target are dropped. Heartbeats are the
+        transport's to answer."""
+        if target not in self._target_vocab_sizes:
+            return
+        for message in messages:
+            if isinstance(message, Open):
+                self._open(target, message)
+            elif isinstance(message, Commit):
+                self._commit(target, message)
+            elif isinstance(message, Close):
+                self._close(target, message)
+
+    def _open(self, target: str, opened: Open) -> None:
+        old = self.get(target, opened.session_id)
+        if old is not None:
+            if opened.epoch <= old.opened.epoch:
+                return
+            self._remove(old)
+        session = Session.of(
+            target, opened, self._eos_token_ids, self._max_model_len, self._clock()
+        )
+        self._sessions[session.key] = session
+        fault = self._open_fault(session)
+        if fault:
+            self._decline(session, fault)
+            self.answer(session, fault)
+
+    def _open_fault(self, session: Session) -> str:
+        opened = session.opened
+        if self.is_draining:
+            return "draining"
+        if session.room <= 0:
+            return "context_full"
+        if not opened.prompt_token_ids or not self._is_known(session.token_ids):
+            return "unsupported"
+        try:
+            opened.params.validate(self._vocab_size)
+        except InvalidRequestError:
+            return "unsupported"
+        return ""
+
+    def _commit(self, target: str, commit: Commit) -> None:
+        session = self.get(target, commit.session_id)
+        if session is None or commit.epoch > session.opened.epoch:
+            self._resync(target, commit, "unknown session or epoch")
+            return
+        if commit.epoch < session.opened.epoch:
+            return
+        if not session.declined:
+            try:
+                session.apply(commit, self._max_k, self._clock())
+            except OutOfStep as fault:
+                self._remove(session)
+                self._resync(target, commit, fault.reason)
+                return
+            self._after_commit(session, commit)
+        if session.declined and commit.k > 0:
+            self.send(target, _refusal(commit, session.declined))
+
+    def _after_commit(self, session: Session, commit: Commit) -> None:
+        if not self._is_known(commit.token_ids):
+            self._decline(session, "unsupported")
+        elif session.room <= 0:
+            self._decline(session, "context_full")
+        else:
+            self.memory.trim(session)
+            if session.is_answerable:
+                self.answer(session)
+
+    def _close(self, target: str, message: Close) -> None:
+        session = self.get(target, message.session_id)
+        if session is not None and message.epoch >= session.opened.epoch:
+            self._remove(session)
+
+    def _is_known(self, token_ids: list[int]) -> bool:
+        """Whether this model has an embedding for all of them. A larger, padded target vocabulary
+        may hold more; such a text cannot be followed."""
+        return not token_ids or (min(token_ids) >= 0 and max(token_ids) < self._vocab_size)
+
+    # -- answers out ---------------------------------------------------------------------------
+
+    def answer(self, session: Session, reason: str = "") -> None:
+        """Settle the session's ask, or send a notice where there is none."""
+        proposal = session.answer(self._clock(), reason)
+        if proposal.reason != "overloaded":  # that one says nothing about the context
+            session.is_ready = not proposal.reason
+        self.send(session.target, proposal)
+
+    def put_aside(self, session: Session) -> None:
+        """Free a session's memory; it is rebuilt when asked again."""
+        self.memory.release(session)
+        session.is_wanted = session.is_ready = False
+
+    def send(self, target: str, message: DraftMessage) -> None:
+        self._outbox.append((target, message))
+
+    @property
+    def has_mail(self) -> bool:
+        return bool(self._outbox)
+
+    def take_outbox(self) -> Outbox:
+        """What waits to be sent, in order."""
+        sent, self._outbox = self._outbox, []
+        return sent
+
+    def _decline(self, session: Session, reason: str) -> None:
+        """Never draft for this session again."""
+        session.declined, session.ask = reason, None
+        self.put_aside(session)
+
+    def _remove(self, session: Session) -> None:
+        self.memory.release(session)
+        del self._sessions[session.key]
+
+    def _resync(self, target: str, commit: Commit, reason: str) -> None:
+        self.send(target, Resync(commit.session_id, commit.epoch, reason))
+
+
+def _refusal(commit: Commit, reason: str) -> Proposal:
+    return Proposal(
+        session_id=commit.session_id,
+        epoch=commit.epoch,
+        base_len=commit.base_len,
+        round=commit.round,
+        token_ids=[],
+        reason=reason,
+    )

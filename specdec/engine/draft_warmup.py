@@ -1,0 +1,35 @@
+"""Everything that is slow the first time in a draft engine, done before a target is attached."""
+
+from __future__ import annotations
+
+from specdec.engine.draft_engine import DraftEngine
+from specdec.engine.warmup import warm_up_executor
+from specdec.params import SamplingParams
+from specdec.sequence import Verification
+from specdec.speculation.messages import Commit, Open
+
+TARGET = "warm-up"
+MAX_STEPS = 100
+
+
+def warm_up_draft(engine: DraftEngine) -> None:
+    """Run every reachable shape, then one session per verification rule through a draft."""
+    scheduler = engine.config.scheduler
+    warm_up_executor(engine.executor, scheduler.max_num_batched_tokens, scheduler.max_num_sequences)
+    engine.add_target(TARGET, engine.executor.vocab_size)
+    for session_id, verification in enumerate(Verification):
+        engine.submit(TARGET, _session(session_id, verification))
+    for _ in range(MAX_STEPS):
+        if not engine.has_work:
+            break
+        engine.step()
+    engine.drop_target(TARGET)
+
+
+def _session(session_id: int, verification: Verification) -> list[Open | Commit]:
+    temperature = 0.0 if verification is Verification.GREEDY else 1.0
+    params = SamplingParams(temperature=temperature, ignore_eos=True)
+    return [
+        Open(session_id, 1, [1], [], params, seed=1, verification=verification),
+        Commit(session_id, 1, 0, 1, [1], k=2, deadline_ms=10_000.0),
+    ]

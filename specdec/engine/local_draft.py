@@ -1,0 +1,135 @@
+"""A draft engine in the target's own process and thread, behind the Proposer interface.
+
+The same engine and the same session state machine as over gRPC, without the wire: for
+`specdec generate`, for embedders and for tests. Drafting takes the target's own time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence as SequenceOf
+
+from specdec.config import DraftConfig
+from specdec.engine.detokenizer import TokenDecoder
+from specdec.engine.draft_builder import build_draft_engine, token_strings
+from specdec.engine.draft_engine import DraftEngine
+from specdec.engine.draft_store import Outbox
+from specdec.engine.draft_warmup import warm_up_draft
+from specdec.errors import ConfigError
+from specdec.sequence import Sequence
+from specdec.speculation.draft_sessions import PREFILLING, DraftSessions
+from specdec.speculation.handshake import vocabulary_fault
+from specdec.speculation.messages import Heartbeat, TargetMessage
+from specdec.speculation.proposer import Committed, DraftTokens
+
+logger = logging.getLogger(__name__)
+
+TARGET = "local"
+MEMBER = "local"
+FAILED = "draft_failed"
+
+
+class LocalDraftProposer:
+    """Runs draft passes inside `propose`. `vocab_size` is the target's."""
+
+    name = "draft"
+
+    def __init__(
+        self,
+        engine: DraftEngine,
+        vocab_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.sessions = DraftSessions(vocab_size)
+        self._clock = clock
+        engine.add_target(TARGET, vocab_size)
+
+    def open(self, sequences: SequenceOf[Sequence]) -> None:
+        for sequence in sequences:
+            self.sessions.add(sequence)
+            self._submit(self.sessions.connect(sequence.seq_id, MEMBER, self.engine.info))
+
+    def available(self, seq_id: int) -> bool:
+        """A text that is still to be computed is computed inside `propose`."""
+        if self.sessions.available(seq_id):
+            return True
+        return self.sessions.disabled_reason(seq_id) == PREFILLING
+
+    def propose(self, ks: Mapping[int, int], wait_s: float) -> dict[int, DraftTokens]:
+        deadline_s = self._clock() + wait_s
+        unasked = dict(ks)
+        self._ask_ready(unasked, deadline_s)
+        must_wait_for_text = len(unasked) == len(ks)
+        while self._is_waiting(ks) or (unasked and must_wait_for_text):
+            if self._clock() >= deadline_s or not self.engine.has_work:
+                break
+            self._step()
+            self._ask_ready(unasked, deadline_s)
+        return self.sessions.collect(ks)
+
+    def commit(self, results: SequenceOf[Committed]) -> None:
+        for result in results:
+            self.sessions.commit(result)
+
+    def close(self, seq_ids: SequenceOf[int]) -> None:
+        for seq_id in seq_ids:
+            self._submit(self.sessions.remove(seq_id))
+
+    def disabled_reason(self, seq_id: int) -> str | None:
+        return self.sessions.disabled_reason(seq_id)
+
+    def warm_up(self) -> None:
+        """Run every kernel of the draft once, before the first sequence."""
+        warm_up_draft(self.engine)
+
+    def shutdown(self) -> None:
+        self.engine.executor.shutdown()
+
+    def _ask_ready(self, unasked: dict[int, int], deadline_s: float) -> None:
+        """Ask for the sequences whose text is computed; the others stay in `unasked`."""
+        left_ms = max(0.0, deadline_s - self._clock()) * 1000
+        for seq_id, k in list(unasked.items()):
+            if not self.sessions.available(seq_id):
+                continue
+            del unasked[seq_id]
+            self._submit(self.sessions.ask(seq_id, k, left_ms))
+
+    def _is_waiting(self, ks: Mapping[int, int]) -> bool:
+        return any(self.sessions.is_waiting(seq_id) for seq_id in ks)
+
+    def _submit(self, message: TargetMessage | None) -> None:
+        if message is not None:
+            self.engine.submit(TARGET, [message])
+
+    def _step(self) -> None:
+        """One draft pass; an error of the draft ends speculation for the sequences open now."""
+        try:
+            self._receive(self.engine.step())
+        except Exception:
+            logger.exception("the local draft failed")
+            self.engine.fail()
+            for seq_id in self.sessions.of_member(MEMBER):
+                self._submit(self.sessions.disconnect(seq_id, FAILED))
+
+    def _receive(self, sent: Outbox) -> None:
+        for _, message in sent:
+            if not isinstance(message, Heartbeat):
+                self._submit(self.sessions.receive(MEMBER, message))
+
+
+def build_local_draft(
+    config: DraftConfig, tokenizer: TokenDecoder | None, vocab_size: int
+) -> LocalDraftProposer:
+    """Load the draft model of `config` for a target with this tokenizer and vocabulary size.
+
+    Raises ConfigError where a token means something else to the draft, naming it.
+    """
+    engine, vocabulary = build_draft_engine(config)
+    if tokenizer is not None:
+        fault = vocabulary_fault(token_strings(tokenizer), vocabulary)
+        if fault is not None:
+            engine.executor.shutdown()
+            raise ConfigError(f"the draft does not fit the target: {fault}", field="draft.model")
+    return LocalDraftProposer(engine, vocab_size)
