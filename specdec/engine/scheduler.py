@@ -24,7 +24,7 @@ class Schedule:
     prefills: (sequence, chunk), compute the next `chunk` known tokens. A chunk that reaches
         `num_tokens` yields one new token, from its last row; a shorter one yields none.
     admitted: those of `prefills` that were waiting before, their cached prefix already counted
-        in `num_computed_tokens`.
+        in `num_computed_tokens`. A recomputed one may have found all but its last token.
     preempted: back at the head of the queue without blocks, to be recomputed later.
     out_of_memory: ended here, since alone they outgrew the whole pool: finish reason "length".
     """
@@ -65,7 +65,7 @@ class Scheduler:
     def __init__(
         self, config: SchedulerConfig, block_manager: BlockManager, max_model_len: int
     ) -> None:
-        self._config = config
+        self.config = config
         self._blocks = block_manager
         self._max_model_len = max_model_len
         # Each running sequence computes at least one token in every step, decode or prefill.
@@ -118,7 +118,7 @@ class Scheduler:
         full.
         """
         self._check_fits(seq)
-        if len(self._waiting) >= self._config.max_queue:
+        if len(self._waiting) >= self.config.max_queue:
             raise OverloadedError(f"{len(self._waiting)} requests are waiting already")
         if seq.seq_id in self._sequences:
             raise ValueError(f"sequence {seq.seq_id} was added twice")
@@ -153,7 +153,7 @@ class Scheduler:
         schedule = Schedule()
         self._make_room_for_running(schedule)
         schedule.decodes = [seq for seq in self._running if not _is_prefill(seq)]
-        budget = self._config.max_num_batched_tokens - len(schedule.decodes)
+        budget = self.config.max_num_batched_tokens - len(schedule.decodes)
         reserved = draft_tokens_reserved if schedule.decodes else 0
         # At least 1: `_max_running` leaves a token for each sequence that is not decoding.
         prefill_budget = min(budget, max(1, budget - reserved))
