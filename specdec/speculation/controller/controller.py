@@ -1,0 +1,271 @@
+"""The adaptive controller: K for every sequence in every step, by expected goodput.
+
+Puts the parts together: estimates (acceptance, cost), the decision (policy), the safety net
+(guard), trials (probe) and the wait. Plain Python and numpy; no I/O, no clock of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.config import SpeculationConfig
+from specdec.speculation.controller.acceptance import AcceptanceModel
+from specdec.speculation.controller.cost import TRUSTED, CostModel, ProfilePoint
+from specdec.speculation.controller.guard import Guard
+from specdec.speculation.controller.interface import BatchState, SequenceResult, StepResult
+from specdec.speculation.controller.policy import Candidates, Decision, StepCosts, decide
+from specdec.speculation.controller.probe import ProbeOption, Prober
+from specdec.speculation.controller.step import PlannedStep, asked_of
+from specdec.speculation.controller.waiting import WaitPolicy
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+CALIBRATION_STEPS = 2
+CALIBRATION_K = 2
+BASELINE_EVERY_STEPS = 100
+BASELINE_GROWTH = 8
+GUARDED_FROM_BASELINE_STEPS = 6
+# Tokens gained over tokens that their time would have given: to begin, and to go on.
+RETURN_TO_BEGIN = 1.2
+RETURN_TO_STAY = 1.05
+DELIVERED_RATE = 0.1
+FORGOTTEN_ON_SUCCESS = 0.5
+RATE_DECAY = 0.98
+
+
+class GoodputController:
+    """`Controller` by survival ranking against an online cost model (design section 5).
+
+    It starts with two steps at k = 0 and two at a small k for each drafter, to know what they
+    cost; `profile` (measured at warm-up) saves the first two.
+    """
+
+    def __init__(self, config: SpeculationConfig, profile: SequenceOf[ProfilePoint] = ()) -> None:
+        self._max_k = config.max_num_speculative_tokens
+        self._acceptance = AcceptanceModel(self._max_k)
+        self._cost = CostModel(profile)
+        self._guard = Guard()
+        self._prober = Prober()
+        self._wait = WaitPolicy(config.max_wait_ms / 1000)
+        self._delivered: dict[str, float] = defaultdict(lambda: 1.0)
+        self._num_baseline_steps = CALIBRATION_STEPS if profile else 0
+        self._steps_since_baseline = 0
+        self._speculating = False
+        self._decision: Decision | None = None
+        self._phase = "calibrating"
+        self._any_fixed = False
+        self._committed = self._seconds = 0.0
+        self._num_planned = self._num_steps = 0
+
+    def plan(self, state: BatchState) -> list[int]:
+        """k for each of `state.sequences`, in order, 0 <= k <= max_k."""
+        step = PlannedStep(state, self._max_k)
+        self._any_fixed = any(s.fixed_k is not None for s in state.sequences)
+        ks = self._choose(step, state.now_s)
+        self._set_wait(step, ks)
+        return [int(k) for k in ks]
+
+    def _choose(self, step: PlannedStep, now_s: float) -> Ints:
+        if not step.max_k.any():
+            self._phase = "idle"
+            return step.fixed_ks
+        if self._guard.is_off(now_s):
+            self._phase = "guard_off"
+            return step.fixed_ks
+        calibration = self._calibrate(step)
+        if calibration is not None:
+            self._phase = "calibrating"
+            return calibration
+        if self._steps_since_baseline >= self._baseline_interval:
+            self._phase = "baseline"
+            return step.fixed_ks
+        return self._decide(step)
+
+    @property
+    def _baseline_interval(self) -> int:
+        """Steps between two looks at k = 0: close together while the baseline is hardly known,
+        and far apart where it is far off."""
+        steps = min(BASELINE_EVERY_STEPS, BASELINE_GROWTH * self._num_baseline_steps)
+        return round(steps * self._decision.gain) if self._decision else steps
+
+    def _calibrate(self, step: PlannedStep) -> Ints | None:
+        """The ks of a step that only learns what things cost, while that is not known."""
+        if self._num_baseline_steps < CALIBRATION_STEPS:
+            return step.fixed_ks
+        for index, drafter in enumerate(step.drafters):
+            if self._cost.num_proposals(drafter) < CALIBRATION_STEPS:
+                trial = np.where(step.drafter == index, np.minimum(step.max_k, CALIBRATION_K), 0)
+                return step.fixed_ks + trial
+        return None
+
+    def _decide(self, step: PlannedStep) -> Ints:
+        candidates = Candidates(self._survival(step), step.max_k, step.drafter)
+        required = RETURN_TO_STAY if self._speculating else RETURN_TO_BEGIN
+        last_depth = self._decision.depth if self._decision else 0
+        decision = decide(candidates, step.fixed_ks, self._costs(step), required, last_depth)
+        self._decision = decision
+        self._speculating = bool(decision.ks.sum() > step.fixed_ks.sum())
+        self._phase = "on" if self._speculating else "off"
+        return self._probe(step, decision.ks)
+
+    def _survival(self, step: PlannedStep) -> Floats:
+        """[sequences, max_k], chance that a position is drafted in time and accepted."""
+        survival = np.zeros((len(step.max_k), self._max_k))
+        for index, drafter in enumerate(step.drafters):
+            rows = np.flatnonzero((step.drafter == index) & (step.max_k > 0))
+            seq_ids = [step.seq_ids[row] for row in rows]
+            survival[rows] = self._acceptance.survival(drafter, seq_ids)
+            survival[rows] *= self._delivered[drafter]
+        return survival
+
+    def _costs(self, step: PlannedStep) -> StepCosts:
+        alone_s, with_prefill_s = self._cost.run_s(
+            [step.num_decodes, step.num_tokens], step.num_kv_tokens
+        )
+        return StepCosts(
+            run_s=lambda added: self._cost.run_s(step.num_tokens + added, step.num_kv_tokens),
+            propose_s=tuple(self._propose_s(drafter) for drafter in step.drafters),
+            excused_s=max(float(with_prefill_s - alone_s), 0.0),
+        )
+
+    def _propose_s(self, drafter: str) -> Callable[[Ints, Ints], Floats]:
+        return lambda depth, tokens: self._cost.propose_s(drafter, depth, tokens)
+
+    def _probe(self, step: PlannedStep, ks: Ints) -> Ints:
+        """Raise the k of one sequence where there is credit for a trial."""
+        rows = np.flatnonzero(ks < step.max_k)
+        options = [
+            ProbeOption(int(row), step.seq_ids[row], int(ks[row]), int(step.max_k[row]))
+            for row in rows
+        ]
+        costs = self._costs(step)
+
+        def price_s(option: ProbeOption) -> float:
+            tried = ks.copy()
+            tried[option.row] = option.probe_k
+            return step.seconds(tried, costs) - step.seconds(ks, costs)
+
+        option = self._prober.choose(options, price_s)
+        if option is not None:
+            ks = ks.copy()
+            ks[option.row] = option.probe_k
+        return ks
+
+    def _set_wait(self, step: PlannedStep, ks: Ints) -> None:
+        asked = step.asked(ks)
+        self._num_planned = int(ks.sum())
+        error = max((self._cost.propose_error(drafter) for drafter in asked), default=0.0)
+        expected = None
+        if all(self._cost.num_proposals(drafter) >= TRUSTED for drafter in asked):
+            seconds = (self._cost.propose_s(name, *amount) for name, amount in asked.items())
+            expected = float(sum(seconds))
+        self._wait.set(expected, error, self._worth_s())
+
+    def _worth_s(self) -> float:
+        """Seconds of k = 0 that give as many tokens as this step's draft tokens are expected to.
+
+        Unlimited where the client fixed K, or where the purpose of the step is to learn.
+        """
+        decision = self._decision
+        if self._phase != "on" or self._any_fixed or decision is None:
+            return math.inf
+        if self._num_planned != int(decision.ks.sum()):
+            return math.inf
+        return decision.expected_tokens / max(decision.baseline, 1e-9)
+
+    def wait_s(self) -> float:
+        """How long the step just planned may wait for proposals; at most max_wait_ms."""
+        return self._wait.limit_s
+
+    def observe(self, result: StepResult) -> None:
+        """Learn from an executed step."""
+        self._num_steps += 1
+        asked = asked_of(result.sequences)
+        run_s = result.step_s - result.propose_s
+        if result.num_tokens > 0:
+            self._cost.observe_run(result.num_tokens, result.num_kv_tokens, run_s)
+        if asked:
+            self._cost.observe_propose(asked, result.propose_s)
+            self._wait.observe(result.propose_s)
+        self._count_baseline(result, bool(asked))
+        self._prober.earn(result.step_s)
+        self._observe_acceptance(result.sequences)
+        self._observe_speed(result)
+
+    def _count_baseline(self, result: StepResult, asked: bool) -> None:
+        if asked:
+            self._steps_since_baseline += 1
+        elif result.sequences and result.num_prefill_tokens == 0:
+            self._steps_since_baseline = 0
+        if not asked and result.sequences:
+            self._num_baseline_steps += 1
+
+    def _observe_acceptance(self, results: SequenceOf[SequenceResult]) -> None:
+        by_drafter: dict[str, list[SequenceResult]] = defaultdict(list)
+        for result in results:
+            if result.drafter is not None and result.planned_k > 0:
+                by_drafter[result.drafter].append(result)
+        for drafter, planned in by_drafter.items():
+            self._observe_drafter(drafter, planned)
+        for result in results:
+            if result.finished:
+                self._acceptance.close(result.seq_id)
+                self._prober.close(result.seq_id)
+
+    def _observe_drafter(self, drafter: str, planned: list[SequenceResult]) -> None:
+        share = sum(r.num_draft_tokens for r in planned) / sum(r.planned_k for r in planned)
+        self._delivered[drafter] += DELIVERED_RATE * (min(share, 1.0) - self._delivered[drafter])
+        drafted = [r for r in planned if r.num_draft_tokens > 0]
+        for r in drafted:
+            if self._prober.succeeded(r.seq_id, r.num_draft_tokens, r.num_accepted_tokens):
+                self._acceptance.forget(drafter, r.seq_id, FORGOTTEN_ON_SUCCESS)
+        if drafted:
+            self._acceptance.record(
+                drafter,
+                [r.seq_id for r in drafted],
+                [r.num_draft_tokens for r in drafted],
+                [r.num_accepted_tokens for r in drafted],
+            )
+
+    def _observe_speed(self, result: StepResult) -> None:
+        """Compare speculation with its baseline, where that is fair: no prefill, no fixed K."""
+        committed = sum(r.num_committed_tokens for r in result.sequences)
+        self._committed = RATE_DECAY * self._committed + committed
+        self._seconds = RATE_DECAY * self._seconds + result.step_s
+        if result.num_prefill_tokens > 0 or self._any_fixed or self._phase != "on":
+            return
+        if not result.sequences or self._num_baseline_steps < GUARDED_FROM_BASELINE_STEPS:
+            return
+        batch = len(result.sequences)
+        per_token_s = float(self._cost.run_s(batch, result.num_kv_tokens)) / batch
+        self._guard.observe(committed * per_token_s, result.step_s, result.now_s)
+
+    def snapshot(self) -> dict[str, float | str]:
+        """State for metrics and for people who ask why K is what it is."""
+        decision = self._decision
+        values: dict[str, float | str] = {
+            "phase": self._phase,
+            "shadow_price": decision.shadow_price if decision else 0.0,
+            "predicted_goodput": decision.goodput if decision else 0.0,
+            "predicted_baseline": decision.baseline if decision else 0.0,
+            "measured_goodput": self._committed / self._seconds if self._seconds else 0.0,
+            "depth": float(decision.depth if decision else 0),
+            "guard_ratio": self._guard.ratio,
+            "guard_trips": float(self._guard.num_trips),
+            "probes": float(self._prober.num_probes),
+            "wait_s": self._wait.limit_s,
+            "timeouts": float(self._wait.num_timeouts),
+            "drift": self._cost.run.drift,
+            "steps": float(self._num_steps),
+        }
+        for drafter, acceptance in self._acceptance.first_acceptance().items():
+            values[f"acceptance_first_{drafter}"] = acceptance
+            values[f"delivered_{drafter}"] = self._delivered[drafter]
+        return values

@@ -1,0 +1,176 @@
+"""How many draft tokens each sequence gets: survival ranking against the cost of the step.
+
+A pure function of estimates. One budget for the batch, spent where a draft token is likeliest to
+be of use (DSpark 2607.05147; notation of design section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+# A depth is left only for one that promises this much more: K must not flap on noise.
+KEEP_DEPTH = 0.99
+SLOPE_TOKENS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The draft positions that may be filled.
+
+    survival: [sequences, max_k], not increasing along a row.
+    max_k: [sequences], how many of a row's positions exist.
+    drafter: [sequences], index into `propose_s`; -1 where nothing is drafted.
+    """
+
+    survival: Floats
+    max_k: Ints
+    drafter: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Seconds of the step that is being planned.
+
+    run_s: tokens added to the step (array) -> target seconds.
+    propose_s: for each drafter, (depth, draft tokens) (arrays) -> seconds waited for it.
+    excused_s: seconds that the step takes whatever is decided and whose worth is not decode
+        tokens: the part of prefill.
+    """
+
+    run_s: Callable[[Ints], Floats]
+    propose_s: tuple[Callable[[Ints, Ints], Floats], ...]
+    excused_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """ks: [sequences]. Goodput in expected committed tokens per second; `baseline` with k = 0.
+
+    shadow_price: lambda = goodput * dT/dn, the survival that a draft position must exceed to be
+    worth its token in the target's step (literature 7.2).
+    """
+
+    ks: Ints
+    depth: int
+    expected_tokens: float
+    goodput: float
+    baseline: float
+    shadow_price: float
+
+    @property
+    def gain(self) -> float:
+        """Expected speed over that without speculation; at least 1."""
+        return self.goodput / self.baseline
+
+
+def decide(
+    candidates: Candidates,
+    fixed_ks: Ints,
+    costs: StepCosts,
+    required_return: float,
+    last_depth: int,
+) -> Decision:
+    """Maximise (sequences + sum of survivals) / seconds over the number of draft tokens.
+
+    The score is not unimodal where cost is a staircase: every budget is scored, and the global
+    maximum taken. A batched draft runs as many steps as its deepest sequence, which the ranking
+    does not know: it is repeated with the depth capped at each of DEPTHS.
+
+    fixed_ks: [sequences], draft tokens that are drafted in any case, with max_k = 0 in
+        `candidates`. `required_return`: expected tokens gained over tokens that their time would
+        have given without them; below it nothing is drafted.
+    """
+    ranking = _Ranking(candidates, fixed_ks, costs)
+    best = max((ranking.best(depth) for depth in ranking.depths), key=lambda plan: plan.goodput)
+    kept = ranking.best(last_depth) if last_depth in ranking.depths else best
+    if kept.goodput >= KEEP_DEPTH * best.goodput:
+        best = kept
+    base = ranking.nothing
+    extra_s = best.seconds - base.seconds
+    if best.tokens - base.tokens < required_return * base.goodput * extra_s:
+        best = base
+    return ranking.decision(best)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    depth: int
+    budget: int
+    tokens: float
+    seconds: float
+
+    @property
+    def goodput(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
+
+
+class _Ranking:
+    """All positions, the likeliest first, and the score of every prefix of that order."""
+
+    def __init__(self, candidates: Candidates, fixed_ks: Ints, costs: StepCosts) -> None:
+        self._costs = costs
+        self._fixed_ks = fixed_ks
+        self._drafter = candidates.drafter
+        rows, columns = candidates.survival.shape
+        valid = np.arange(columns) < candidates.max_k[:, None]
+        flat = np.flatnonzero(valid)
+        # Stable, so that equal survivals of one row stay in order and rows keep prefixes.
+        order = flat[np.argsort(-candidates.survival.reshape(-1)[flat], kind="stable")]
+        self._row, self._depth = order // max(columns, 1), order % max(columns, 1) + 1
+        self._survival = candidates.survival.reshape(-1)[order]
+        self._base_tokens = float(rows)
+        num_costs = len(order) + 1 + SLOPE_TOKENS
+        self._run_s = costs.run_s(np.arange(num_costs) + int(fixed_ks.sum()))
+        deepest = int(candidates.max_k.max(initial=0))
+        self.depths = [d for d in DEPTHS if d < deepest] + [deepest]
+        self.nothing = self._plan(0, np.zeros(len(order), dtype=np.bool_))
+
+    def best(self, depth: int) -> _Plan:
+        """The best budget with every k at most `depth`."""
+        return self._plan(depth, self._depth <= depth)
+
+    def _plan(self, depth: int, allowed: NDArray[np.bool_]) -> _Plan:
+        gained = np.cumsum(self._survival[allowed])
+        tokens = self._base_tokens + np.concatenate(([0.0], gained))
+        seconds = self._run_s[: len(tokens)] - self._costs.excused_s
+        seconds = seconds + self._propose_s(self._row[allowed], self._depth[allowed])
+        budget = int(np.argmax(tokens / np.maximum(seconds, 1e-9)))
+        return _Plan(depth, budget, float(tokens[budget]), float(seconds[budget]))
+
+    def _propose_s(self, row: Ints, depth: Ints) -> Floats:
+        """Seconds waited for all drafters, for every budget 0..len(row)."""
+        total = np.zeros(len(row) + 1)
+        drafter = self._drafter[row]
+        for index, propose_s in enumerate(self._costs.propose_s):
+            mine = drafter == index
+            fixed = self._fixed_ks[self._drafter == index]
+            depths = np.concatenate(([fixed.max(initial=0)], np.where(mine, depth, 0)))
+            tokens = np.concatenate(([fixed.sum()], mine)).cumsum()
+            seconds = propose_s(np.maximum.accumulate(depths), tokens)
+            total += np.where(tokens > 0, seconds, 0.0)
+        return total
+
+    def decision(self, plan: _Plan) -> Decision:
+        rows = self._row[self._depth <= plan.depth][: plan.budget]
+        ks = np.bincount(rows, minlength=len(self._fixed_ks)) + self._fixed_ks
+        return Decision(
+            ks=ks,
+            depth=plan.depth,
+            expected_tokens=plan.tokens - self._base_tokens,
+            goodput=plan.goodput,
+            baseline=self.nothing.goodput,
+            shadow_price=plan.goodput * self._slope(plan.budget),
+        )
+
+    def _slope(self, budget: int) -> float:
+        """dT/dn around the chosen budget, over a few tokens: a staircase has no derivative."""
+        low, high = max(0, budget - SLOPE_TOKENS), budget + SLOPE_TOKENS
+        return float(self._run_s[high] - self._run_s[low]) / (high - low)

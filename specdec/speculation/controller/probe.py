@@ -1,0 +1,88 @@
+"""Which sequence tries more draft tokens than pay, so that better times are noticed.
+
+A proposal at K shows what every shorter K would have given; only deeper K and the way back from 0
+must be tried on purpose. Trials are paid from a small share of the time (literature 7.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+TIME_SHARE = 0.01
+EXTRA_TOKENS = 2
+MAX_FREE_IN_A_ROW = 8
+MAX_SAVED_PROBES = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOption:
+    """A sequence that got `k` of at most `max_k` draft tokens."""
+
+    row: int
+    seq_id: int
+    k: int
+    max_k: int
+
+    @property
+    def probe_k(self) -> int:
+        return min(self.max_k, self.k + EXTRA_TOKENS)
+
+
+class Prober:
+    """Spends TIME_SHARE of all step time on probes, the sequence that waited longest first.
+
+    A probe from k = 0 that is fully accepted is followed by another at once, free of charge: that
+    is how speculation comes back within a few steps.
+    """
+
+    def __init__(self) -> None:
+        self.num_probes = 0
+        self._credit_s = 0.0
+        self._turn = 0
+        self._last_turn: dict[int, int] = {}
+        self._awaited: int | None = None
+        self._follow_up: int | None = None
+        self._free_left = MAX_FREE_IN_A_ROW
+
+    def earn(self, step_s: float) -> None:
+        self._credit_s += TIME_SHARE * step_s
+
+    def choose(
+        self, options: SequenceOf[ProbeOption], price_s: Callable[[ProbeOption], float]
+    ) -> ProbeOption | None:
+        """The option to try in this step, if any; `price_s` is the time it adds to the step."""
+        self._awaited = None
+        if not options:
+            return None
+        again = next((o for o in options if o.seq_id == self._follow_up and o.k == 0), None)
+        self._follow_up = None
+        if again and self._free_left > 0:
+            self._free_left -= 1
+            return self._start(again)
+        option = min(options, key=lambda o: (o.k > 0, self._last_turn.get(o.seq_id, -1)))
+        price = price_s(option)
+        self._credit_s = min(self._credit_s, MAX_SAVED_PROBES * price)
+        if self._credit_s < price or (price <= 0 and option.k > 0):
+            return None
+        self._credit_s -= price
+        self._free_left = MAX_FREE_IN_A_ROW
+        return self._start(option)
+
+    def _start(self, option: ProbeOption) -> ProbeOption:
+        self.num_probes += 1
+        self._turn += 1
+        self._last_turn[option.seq_id] = self._turn
+        self._awaited = option.seq_id if option.k == 0 else None
+        return option
+
+    def succeeded(self, seq_id: int, num_drafted: int, num_accepted: int) -> bool:
+        """Whether this outcome is that of a probe from k = 0, and all of it was accepted."""
+        if seq_id != self._awaited or not 0 < num_drafted == num_accepted:
+            return False
+        self._follow_up = seq_id
+        return True
+
+    def close(self, seq_id: int) -> None:
+        self._last_turn.pop(seq_id, None)

@@ -1,0 +1,40 @@
+"""How long a step waits for proposals: about as long as they take, and never more than they give.
+
+Knows expected times and their errors; whether drafting pays at all is the policy's decision.
+"""
+
+from __future__ import annotations
+
+MARGIN = 1.5
+ERRORS = 3.0
+SLACK_S = 0.002
+PATIENCE_DECAY = 0.9
+TIMED_OUT = 0.95
+
+
+class WaitPolicy:
+    """The limit of one wait. What is late twice may just be slow: each time-out doubles the next
+    limit, since a wait cut short never shows how long the proposal would have taken."""
+
+    def __init__(self, max_wait_s: float) -> None:
+        self._max_wait_s = max_wait_s
+        self._patience = 1.0
+        self.limit_s = 0.0
+        self.num_timeouts = 0
+
+    def set(self, expected_s: float | None, relative_error: float, worth_s: float) -> None:
+        """Set the limit of the coming step. `expected_s` None: unknown as yet. `worth_s`: longer
+        than this, waiting loses more than the proposal can gain."""
+        limit = self._max_wait_s
+        if expected_s is not None:
+            usual = MARGIN * expected_s * (1 + ERRORS * relative_error) + SLACK_S
+            limit = min(limit, usual * self._patience)
+        self.limit_s = min(limit, worth_s)
+
+    def observe(self, waited_s: float) -> None:
+        """Learn from a wait for proposals that were asked for."""
+        if waited_s >= TIMED_OUT * self.limit_s > SLACK_S:
+            self.num_timeouts += 1
+            self._patience = min(2 * self._patience, 1024.0)
+        else:
+            self._patience = max(1.0, PATIENCE_DECAY * self._patience)
