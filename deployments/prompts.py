@@ -24,7 +24,9 @@ class Prompter:
     def has_chat_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def encode(self, text: str, field: str = "prompt", add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, field: str = "prompt", add_special_tokens: bool = True
+    ) -> list[int]:
         """Token ids of plain text. Lone surrogates are refused: they are no text."""
         try:
             text.encode("utf-8")
@@ -36,9 +38,7 @@ class Prompter:
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        text: str = self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=skip_special_tokens
-        )
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def chat(
@@ -79,7 +79,9 @@ class Prompter:
         forms: dict[tuple[int, ...], None] = {}
         for word in words:
             if not word:
-                raise InvalidRequestError("bad_words: must not hold an empty word", field="bad_words")
+                raise InvalidRequestError(
+                    "bad_words: must not hold an empty word", field="bad_words"
+                )
             for text in (word.lstrip(" "), " " + word.lstrip(" ")):
                 ids = tuple(self.encode(text, "bad_words", add_special_tokens=False))
                 if ids:

@@ -1,0 +1,133 @@
+"""The gateway deployment: HTTP and gRPC in, one Serve handle call per sequence out.
+
+Runs on CPU, holds a tokenizer and no model. Handlers live in `http_handlers.py` and
+`grpc_handlers.py`; here are the routes, and the one place where errors become responses.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from ray import serve
+from ray.serve.grpc_util import RayServegRPCContext
+from ray.serve.handle import DeploymentHandle
+from starlette.exceptions import HTTPException
+
+from deployments.gateway_service import GatewayService
+from deployments.grpc_handlers import GrpcHandlers
+from deployments.http_handlers import HttpHandlers
+from deployments.openai_responses import error_body
+from deployments.prompts import Prompter
+from deployments.settings import AppSettings
+from deployments.target_client import TargetClient
+from specdec.errors import OverloadedError, SpecdecError
+from specdec.model.tokenizer import load_tokenizer
+from specdec.v1 import inference_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+http_app = FastAPI(title="specdec", openapi_url="/openapi.json")
+
+
+@http_app.exception_handler(SpecdecError)
+async def _on_specdec_error(request: Request, error: SpecdecError) -> Response:
+    status, body = error_body(error)
+    headers = {}
+    if isinstance(error, OverloadedError):
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    return JSONResponse(body, status_code=status, headers=headers)
+
+
+@http_app.exception_handler(HTTPException)
+async def _on_http_exception(request: Request, error: HTTPException) -> Response:
+    kind = "NotFoundError" if error.status_code == 404 else "BadRequestError"
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    body = {"message": message, "type": kind, "param": None, "code": error.status_code}
+    return JSONResponse({"error": body}, status_code=error.status_code)
+
+
+@http_app.exception_handler(Exception)
+async def _on_bug(request: Request, error: Exception) -> Response:
+    logger.exception("unhandled error in %s %s", request.method, request.url.path)
+    status, body = error_body(SpecdecError(str(error)))
+    # Trying again would meet the same bug.
+    return JSONResponse(body, status_code=status, headers={"x-should-retry": "false"})
+
+
+@serve.ingress(http_app)
+class Gateway:
+    """One gateway replica."""
+
+    def __init__(self, settings: AppSettings, target: DeploymentHandle) -> None:
+        prompter = Prompter(load_tokenizer(settings.target.target))
+        service = GatewayService(settings, TargetClient(target), prompter)
+        self._http = HttpHandlers(service)
+        self._grpc = GrpcHandlers(service)
+
+    @http_app.post("/v1/completions")
+    async def http_completions(self, request: Request) -> Response:
+        return await self._http.completions(request)
+
+    @http_app.post("/v1/chat/completions")
+    async def http_chat(self, request: Request) -> Response:
+        return await self._http.chat(request)
+
+    @http_app.get("/v1/models")
+    async def http_models(self, request: Request) -> Response:
+        return await self._http.models(request)
+
+    @http_app.get("/v1/models/{name:path}")
+    async def http_model(self, request: Request, name: str) -> Response:
+        return await self._http.model(request, name)
+
+    @http_app.post("/tokenize")
+    async def http_tokenize(self, request: Request) -> Response:
+        return await self._http.tokenize(request)
+
+    @http_app.post("/detokenize")
+    async def http_detokenize(self, request: Request) -> Response:
+        return await self._http.detokenize(request)
+
+    @http_app.get("/health")
+    async def http_health(self) -> Response:
+        return await self._http.health()
+
+    @http_app.get("/metrics")
+    async def http_metrics(self) -> Response:
+        return await self._http.metrics()
+
+    @http_app.get("/version")
+    async def http_version(self) -> Response:
+        return self._http.version()
+
+    # The names below are those of specdec.v1.InferenceService, since Serve looks them up; the
+    # parameter must be called grpc_context, or Serve does not pass it.
+
+    async def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        async for response in self._grpc.generate(request, grpc_context):
+            yield response
+
+    async def Complete(  # noqa: N802
+        self, request: pb.CompleteRequest, grpc_context: RayServegRPCContext
+    ) -> pb.CompleteResponse:
+        return await self._grpc.complete(request, grpc_context)
+
+    async def GetModel(  # noqa: N802
+        self, request: pb.GetModelRequest, grpc_context: RayServegRPCContext
+    ) -> pb.GetModelResponse:
+        return await self._grpc.get_model(request, grpc_context)
+
+    async def Tokenize(  # noqa: N802
+        self, request: pb.TokenizeRequest, grpc_context: RayServegRPCContext
+    ) -> pb.TokenizeResponse:
+        return await self._grpc.tokenize(request, grpc_context)
+
+    async def Detokenize(  # noqa: N802
+        self, request: pb.DetokenizeRequest, grpc_context: RayServegRPCContext
+    ) -> pb.DetokenizeResponse:
+        return await self._grpc.detokenize(request, grpc_context)

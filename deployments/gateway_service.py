@@ -1,0 +1,146 @@
+"""What HTTP and gRPC have in common at the front door: who calls, for which model, what is asked.
+
+Turns one call into the engine's requests. It knows the target's limits from its description and
+refuses early, with the same errors the engine would give.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from deployments.auth import partition_of, tenant_of
+from deployments.prompts import Prompt, Prompter
+from deployments.settings import AppSettings
+from deployments.target import TargetDescription
+from deployments.target_client import TargetClient
+from specdec.engine.builder import model_name
+from specdec.engine.request import GenerateRequest, allowed_drafters
+from specdec.errors import InvalidRequestError, ModelNotFoundError, UnavailableError
+from specdec.params import SamplingParams, validate_prompt
+
+HEALTH_REUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: the tenant, and the partition of cached text that the call may touch."""
+
+    tenant: str
+    partition: str
+
+
+class GatewayService:
+    """One per gateway replica."""
+
+    def __init__(self, settings: AppSettings, target: TargetClient, prompter: Prompter) -> None:
+        self.settings = settings.gateway
+        self.speculation = settings.target.speculation
+        self.model = self.settings.model_name or model_name(settings.target.target)
+        self.target = target
+        self.prompter = prompter
+        self.started_s = int(time.time())
+        self._description: TargetDescription | None = None
+        self._health: asyncio.Task[None] | None = None
+        self._healthy_until_s = 0.0
+
+    async def description(self) -> TargetDescription:
+        """The target's limits. They do not change while the application runs."""
+        if self._description is None:
+            described = await self.target.describe_all()
+            if not described:
+                raise UnavailableError("the target is not ready; try again")
+            self._description = described[0]
+        return self._description
+
+    def authenticate(self, authorization: str | None, cache_salt: str | None) -> Caller:
+        """Raises UnauthenticatedError where keys are configured and none fits."""
+        tenant = tenant_of(authorization, self.settings.api_keys)
+        return Caller(tenant, partition_of(tenant, cache_salt))
+
+    def check_model(self, name: str | None) -> None:
+        if name and name != self.model:
+            raise ModelNotFoundError(
+                f"model {name!r} is not served here; served: {self.model!r}", field="model"
+            )
+
+    def token_ids(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        if isinstance(prompt, str):
+            return self.prompter.encode(prompt, add_special_tokens=add_special_tokens)
+        return prompt
+
+    async def requests(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        caller: Caller,
+        request_id: str,
+        n: int = 1,
+        timeout_s: float | None = None,
+    ) -> list[GenerateRequest]:
+        """n requests per prompt, checked. Choice i of a seeded request gets seed + i.
+
+        Raises InvalidRequestError, naming the field.
+        """
+        limits = await self.description()
+        if len(prompts) * n > self.settings.max_prompts:
+            raise InvalidRequestError(
+                f"n: {len(prompts)} prompts x n = {n} exceeds {self.settings.max_prompts}", field="n"
+            )
+        params.validate(limits.vocab_size)
+        allowed_drafters(params, self.speculation)
+        for prompt in prompts:
+            validate_prompt(prompt, params, limits.vocab_size, limits.max_model_len)
+        if timeout_s is not None and not 0 < timeout_s <= self.settings.request_timeout_s:
+            raise InvalidRequestError(
+                f"timeout: must be above 0 and at most {self.settings.request_timeout_s} seconds, "
+                f"got {timeout_s}",
+                field="timeout",
+            )
+        timeout_s = timeout_s or self.settings.request_timeout_s
+        total = len(prompts) * n
+        return [
+            GenerateRequest(
+                request_id=request_id if total == 1 else f"{request_id}-{i}",
+                prompt_token_ids=prompts[i // n],
+                params=_seeded(params, i % n),
+                partition=caller.partition,
+                timeout_s=timeout_s,
+            )
+            for i in range(total)
+        ]
+
+    async def check_health(self) -> None:
+        """Generate one token. Calls within a second share one proof. Raises SpecdecError."""
+        if time.monotonic() < self._healthy_until_s:
+            return
+        if self._health is None or self._health.done():
+            self._health = asyncio.create_task(self._prove_generation())
+        await asyncio.shield(self._health)
+
+    async def _prove_generation(self) -> None:
+        params = SamplingParams(max_tokens=1, temperature=0)
+        request = GenerateRequest(new_request_id("health"), [0], params, partition="health")
+        try:
+            async with asyncio.timeout(self.settings.health_timeout_s):
+                async for _ in self.target.stream(request):
+                    pass
+        except TimeoutError:
+            raise UnavailableError(
+                f"no token was generated within {self.settings.health_timeout_s} s"
+            ) from None
+        self._healthy_until_s = time.monotonic() + HEALTH_REUSE_S
+
+
+def new_request_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def _seeded(params: SamplingParams, offset: int) -> SamplingParams:
+    if params.seed is None or offset == 0:
+        return params
+    wrapped = (params.seed + offset + 2**63) % 2**64 - 2**63
+    return replace(params, seed=wrapped)

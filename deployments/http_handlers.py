@@ -1,0 +1,366 @@
+"""The OpenAI-compatible HTTP endpoints, apart from their routes.
+
+Each handler parses, asks the target and writes the answer down. Errors leave as SpecdecError and
+are turned into responses in one place (`gateway.py`); a stream tells them in band.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from deployments.gateway_service import GatewayService, new_request_id
+from deployments.metrics import exposition
+from deployments.openai_requests import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    StreamOptions,
+    TokenizeBody,
+    parse,
+)
+from deployments.openai_responses import (
+    DONE,
+    Choice,
+    TokenTexts,
+    chat_logprobs,
+    completion_logprobs,
+    error_body,
+    event,
+    prompt_logprobs_entry,
+    request_metrics,
+    usage,
+)
+from specdec.engine.request import GenerateRequest
+from specdec.errors import InvalidRequestError, SpecdecError
+from specdec.sequence import SequenceOutput
+
+Render = Callable[[Choice, SequenceOutput], dict[str, Any]]
+
+
+@dataclass(slots=True)
+class _Job:
+    """One generation request on its way: what to run, and how to write it down."""
+
+    body: CompletionBody | ChatBody
+    requests: list[GenerateRequest]
+    prompts: list[list[int]]
+    response_id: str
+    created: int
+    texts: TokenTexts
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt) for prompt in self.prompts)
+
+    def choices(self) -> list[Choice]:
+        return [Choice(i, len(r.prompt_token_ids)) for i, r in enumerate(self.requests)]
+
+
+class HttpHandlers:
+    """One per gateway replica."""
+
+    def __init__(self, service: GatewayService) -> None:
+        self._service = service
+
+    # -- generation ----------------------------------------------------------------------------
+
+    async def completions(self, http: Request) -> Response:
+        body = parse(CompletionBody, await self._read(http))
+        ids = [self._service.token_ids(p, body.add_special_tokens) for p in body.prompts()]
+        prompt_logprobs = body.prompt_logprobs
+        if body.echo and body.logprobs is not None and prompt_logprobs is None:
+            prompt_logprobs = body.logprobs
+        job = await self._job(
+            http, body, ids, "cmpl", body.output_tokens(), body.logprobs, prompt_logprobs
+        )
+        if body.stream:
+            return await self._stream(job, "text_completion", self._completion_delta(job))
+        return await self._answer(job, "text_completion", self._completion_choice(job))
+
+    async def chat(self, http: Request) -> Response:
+        body = parse(ChatBody, await self._read(http))
+        body.check_supported()
+        ids = self._service.prompter.chat(
+            body.template_messages(),
+            body.chat_template,
+            body.template_arguments(),
+            body.add_generation_prompt,
+        )
+        room = (await self._service.description()).max_model_len - len(ids)
+        job = await self._job(
+            http,
+            body,
+            [ids],
+            "chatcmpl",
+            body.output_tokens(room),
+            body.num_top_logprobs(),
+            body.prompt_logprobs,
+        )
+        if body.stream:
+            return await self._stream(job, "chat.completion.chunk", self._chat_delta(job))
+        return await self._answer(job, "chat.completion", self._chat_choice(job))
+
+    async def _job(
+        self,
+        http: Request,
+        body: CompletionBody | ChatBody,
+        prompts: list[list[int]],
+        prefix: str,
+        max_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> _Job:
+        caller = self._service.authenticate(http.headers.get("authorization"), body.cache_salt)
+        self._service.check_model(body.model)
+        body.check_supported()
+        if body.truncate_prompt_tokens is not None:
+            prompts = [prompt[-body.truncate_prompt_tokens :] for prompt in prompts]
+        params = body.sampling_params(self._service.prompter, max_tokens, logprobs, prompt_logprobs)
+        given_id = body.request_id or http.headers.get("x-request-id")
+        response_id = f"{prefix}-{given_id}" if given_id else new_request_id(prefix)
+        requests = await self._service.requests(
+            prompts, params, caller, response_id, body.n, body.timeout
+        )
+        texts = TokenTexts(self._service.prompter, body.return_tokens_as_token_ids)
+        return _Job(body, requests, prompts, response_id, int(time.time()), texts)
+
+    async def _answer(
+        self, job: _Job, kind: str, render: Callable[[Choice], dict[str, Any]]
+    ) -> Response:
+        choices = job.choices()
+        async with aclosing(self._service.target.merged(job.requests)) as outputs:
+            async for index, output in outputs:
+                choices[index].add(output)
+        return JSONResponse(
+            {
+                **self._head(job, kind),
+                "choices": [render(choice) for choice in choices],
+                "usage": usage(choices, job.num_prompt_tokens),
+                "metrics": request_metrics(choices),
+            }
+        )
+
+    async def _stream(self, job: _Job, kind: str, render: Render) -> Response:
+        """Wait for the first output, so that an error before it is a plain HTTP error."""
+        outputs = self._service.target.merged(job.requests)
+        first = await anext(outputs)
+        return StreamingResponse(
+            self._events(job, kind, render, first, outputs),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache"},
+        )
+
+    async def _events(
+        self,
+        job: _Job,
+        kind: str,
+        render: Render,
+        first: tuple[int, SequenceOutput],
+        outputs: AsyncIterator[tuple[int, SequenceOutput]],
+    ) -> AsyncIterator[bytes]:
+        head, choices = self._head(job, kind), job.choices()
+        options = job.body.stream_options or StreamOptions()
+        try:
+            async for index, output in _chain(first, outputs):
+                choices[index].add(output)
+                chunk = {**head, "choices": [render(choices[index], output)]}
+                if options.continuous_usage_stats:
+                    chunk["usage"] = usage([choices[index]], job.num_prompt_tokens)
+                yield event(chunk)
+            if options.include_usage:
+                totals = usage(choices, job.num_prompt_tokens)
+                extras = {"usage": totals, "metrics": request_metrics(choices)}
+                yield event({**head, "choices": [], **extras})
+        except SpecdecError as error:
+            yield event(error_body(error)[1])
+        yield DONE
+
+    def _head(self, job: _Job, kind: str) -> dict[str, Any]:
+        return {
+            "id": job.response_id,
+            "object": kind,
+            "created": job.created,
+            "model": self._service.model,
+        }
+
+    # -- how a choice is written ---------------------------------------------------------------
+
+    def _completion_choice(self, job: _Job) -> Callable[[Choice], dict[str, Any]]:
+        def render(choice: Choice) -> dict[str, Any]:
+            assert isinstance(job.body, CompletionBody)
+            echoed = self._echoed_text(job, choice) if job.body.echo else ""
+            positions = list(choice.logprobs)
+            if job.body.echo:
+                positions = [p for p in choice.prompt_logprobs or [] if p] + positions
+            return {
+                "index": choice.index,
+                "text": echoed + choice.text,
+                "logprobs": None
+                if job.body.logprobs is None
+                else completion_logprobs(positions, job.texts, 0),
+                **self._end_of(choice),
+                **self._token_fields(job, choice),
+            }
+
+        return render
+
+    def _completion_delta(self, job: _Job) -> Render:
+        sent = [0] * len(job.requests)
+
+        def render(choice: Choice, output: SequenceOutput) -> dict[str, Any]:
+            assert isinstance(job.body, CompletionBody)
+            is_first = len(choice.token_ids) == len(output.token_ids)
+            echoed = self._echoed_text(job, choice) if job.body.echo and is_first else ""
+            positions: list[Any] = list(output.logprobs or [])
+            if echoed:
+                positions = [p for p in output.prompt_logprobs or [] if p] + positions
+            logprobs = completion_logprobs(positions, job.texts, sent[choice.index])
+            sent[choice.index] += len(echoed) + len(output.text)
+            delta = {
+                "index": choice.index,
+                "text": echoed + output.text,
+                "logprobs": None if job.body.logprobs is None else logprobs,
+                **self._end_of(choice),
+            }
+            return {**delta, "token_ids": output.token_ids} if job.body.return_token_ids else delta
+
+        return render
+
+    def _chat_choice(self, job: _Job) -> Callable[[Choice], dict[str, Any]]:
+        def render(choice: Choice) -> dict[str, Any]:
+            assert isinstance(job.body, ChatBody)
+            return {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": chat_logprobs(choice.logprobs, job.texts) if job.body.logprobs else None,
+                **self._end_of(choice),
+                **self._token_fields(job, choice),
+            }
+
+        return render
+
+    def _chat_delta(self, job: _Job) -> Render:
+        def render(choice: Choice, output: SequenceOutput) -> dict[str, Any]:
+            assert isinstance(job.body, ChatBody)
+            delta: dict[str, Any] = {"content": output.text}
+            if len(choice.token_ids) == len(output.token_ids):
+                delta = {"role": "assistant", **delta}
+            result = {
+                "index": choice.index,
+                "delta": delta,
+                "logprobs": chat_logprobs(output.logprobs or [], job.texts)
+                if job.body.logprobs
+                else None,
+                **self._end_of(choice),
+            }
+            return {**result, "token_ids": output.token_ids} if job.body.return_token_ids else result
+
+        return render
+
+    def _echoed_text(self, job: _Job, choice: Choice) -> str:
+        prompt = job.requests[choice.index].prompt_token_ids
+        return self._service.prompter.decode(prompt, job.body.skip_special_tokens)
+
+    def _end_of(self, choice: Choice) -> dict[str, Any]:
+        return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+
+    def _token_fields(self, job: _Job, choice: Choice) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if job.body.return_token_ids:
+            fields["token_ids"] = choice.token_ids
+            fields["prompt_token_ids"] = job.requests[choice.index].prompt_token_ids
+        if job.body.prompt_logprobs is not None and choice.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs_entry(choice.prompt_logprobs, job.texts)
+        return fields
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    async def models(self, http: Request) -> Response:
+        self._service.authenticate(http.headers.get("authorization"), None)
+        return JSONResponse({"object": "list", "data": [await self._model_card()]})
+
+    async def model(self, http: Request, name: str) -> Response:
+        self._service.authenticate(http.headers.get("authorization"), None)
+        self._service.check_model(name)
+        return JSONResponse(await self._model_card())
+
+    async def _model_card(self) -> dict[str, Any]:
+        limits = await self._service.description()
+        return {
+            "id": self._service.model,
+            "object": "model",
+            "created": self._service.started_s,
+            "owned_by": "specdec",
+            "max_model_len": limits.max_model_len,
+            "drafters": list(limits.drafters),
+            "max_num_speculative_tokens": limits.max_num_speculative_tokens,
+        }
+
+    async def tokenize(self, http: Request) -> Response:
+        body = parse(TokenizeBody, await self._read(http))
+        self._service.authenticate(http.headers.get("authorization"), None)
+        self._service.check_model(body.model)
+        prompter = self._service.prompter
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequestError("prompt: give either prompt or messages", field="prompt")
+        if body.messages is not None:
+            messages = [message.as_template_message() for message in body.messages]
+            ids = prompter.chat(messages, add_generation_prompt=body.add_generation_prompt)
+        else:
+            ids = prompter.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        result: dict[str, Any] = {"tokens": ids, "count": len(ids)}
+        result["max_model_len"] = (await self._service.description()).max_model_len
+        if body.return_token_strs:
+            result["token_strs"] = [prompter.decode([token_id]) for token_id in ids]
+        return JSONResponse(result)
+
+    async def detokenize(self, http: Request) -> Response:
+        body = parse(DetokenizeBody, await self._read(http))
+        self._service.authenticate(http.headers.get("authorization"), None)
+        self._service.check_model(body.model)
+        vocab_size = (await self._service.description()).vocab_size
+        for token_id in body.tokens:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(
+                    f"tokens: {token_id} is not between 0 and {vocab_size - 1}", field="tokens"
+                )
+        return JSONResponse({"prompt": self._service.prompter.decode(body.tokens)})
+
+    async def health(self) -> Response:
+        await self._service.check_health()
+        return Response(status_code=200)
+
+    async def metrics(self) -> Response:
+        described = await self._service.target.describe_all()
+        text = exposition(self._service.model, described)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def version(self) -> Response:
+        return JSONResponse({"version": version("specdec")})
+
+    async def _read(self, http: Request) -> bytes:
+        """The body, refused as soon as it grows past the limit."""
+        limit, parts, size = self._service.settings.max_body_bytes, [], 0
+        async for part in http.stream():
+            size += len(part)
+            if size > limit:
+                raise InvalidRequestError(f"body: is larger than {limit} bytes", field="body")
+            parts.append(part)
+        return b"".join(parts)
+
+
+async def _chain(
+    first: tuple[int, SequenceOutput], rest: AsyncIterator[tuple[int, SequenceOutput]]
+) -> AsyncIterator[tuple[int, SequenceOutput]]:
+    async with aclosing(rest):  # type: ignore[type-var]
+        yield first
+        async for item in rest:
+            yield item

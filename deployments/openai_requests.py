@@ -1,0 +1,296 @@
+"""OpenAI's request bodies with vLLM's extra fields, and what they mean to the engine.
+
+Types are checked here and named in the error; values are checked by `SamplingParams.validate`, the
+same for every interface. Unknown top-level fields are ignored, as OpenAI's and vLLM's servers do;
+inside our own `speculation` object they are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+
+from deployments.prompts import Prompt, Prompter
+from specdec.errors import InvalidRequestError
+from specdec.params import SamplingParams, SpeculationParams
+
+DEFAULT_COMPLETION_TOKENS = 16
+# What a caller would not notice to be missing until too late is refused, not ignored.
+UNSUPPORTED = ("suffix", "structured_outputs", "guided_json", "guided_regex", "guided_choice")
+
+Stop = str | list[str] | None
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class _Body(BaseModel):
+    """What completions and chat share."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str | None = None
+    max_tokens: int | None = None
+    n: Annotated[int, Field(ge=1)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: Stop = None
+    stop_token_ids: list[int] | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool = False
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    request_id: str | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    response_format: dict[str, Any] | None = None
+    speculation: Any = None
+    speculation_mode: str | None = None
+    speculation_k: int | None = None
+
+    def check_supported(self) -> None:
+        """Refuse what would change the output and is not built."""
+        kind = (self.response_format or {}).get("type", "text")
+        if kind != "text":
+            raise InvalidRequestError(
+                f"response_format: {kind!r} is not supported; allowed: 'text'",
+                field="response_format",
+            )
+        for name in UNSUPPORTED:
+            if (self.model_extra or {}).get(name) is not None:
+                raise InvalidRequestError(f"{name}: is not supported", field=name)
+        best_of = (self.model_extra or {}).get("best_of")
+        if best_of is not None and best_of != self.n:
+            raise InvalidRequestError("best_of: must equal n", field="best_of")
+
+    def speculation_params(self) -> SpeculationParams:
+        """The `speculation` object, or its flat aliases for benchmark clients."""
+        if self.speculation is not None:
+            return SpeculationParams.from_mapping(self.speculation)
+        flat: dict[str, Any] = {}
+        if self.speculation_k is not None:
+            flat = {"mode": "fixed", "k": self.speculation_k}
+        if self.speculation_mode is not None:
+            flat["mode"] = self.speculation_mode
+        return SpeculationParams.from_mapping(flat)
+
+    def sampling_params(
+        self, prompter: Prompter, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+    ) -> SamplingParams:
+        """The engine's parameters; values are not checked yet."""
+        given = {
+            name: value
+            for name in (
+                "temperature",
+                "top_p",
+                "top_k",
+                "min_p",
+                "seed",
+                "presence_penalty",
+                "frequency_penalty",
+                "repetition_penalty",
+                "min_tokens",
+            )
+            if (value := getattr(self, name)) is not None
+        }
+        return SamplingParams(
+            max_tokens=max_tokens,
+            logit_bias=_logit_bias(self.logit_bias),
+            bad_words_token_ids=prompter.bad_words(self.bad_words or ()),
+            allowed_token_ids=None
+            if self.allowed_token_ids is None
+            else tuple(self.allowed_token_ids),
+            stop=_stop(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            speculation=self.speculation_params(),
+            **given,
+        )
+
+
+class CompletionBody(_Body):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[StrictInt] | list[list[StrictInt]]
+    echo: bool = False
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+
+    def prompts(self) -> list[Prompt]:
+        """One entry per prompt: text, or token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if not prompt:
+            raise InvalidRequestError("prompt: must not be empty", field="prompt")
+        if isinstance(prompt[0], int):
+            return [prompt]  # type: ignore[list-item]
+        return list(prompt)  # type: ignore[arg-type]
+
+    def output_tokens(self) -> int:
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+
+class ChatMessageBody(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+    def as_template_message(self) -> dict[str, Any]:
+        """The message as templates expect it: text parts joined, other kinds refused."""
+        message = {"role": self.role, **(self.model_extra or {})}
+        if isinstance(self.content, list):
+            message["content"] = "".join(_text_part(part) for part in self.content)
+        else:
+            message["content"] = self.content or ""
+        return message
+
+
+class ChatBody(_Body):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessageBody]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+
+    def check_supported(self) -> None:
+        super().check_supported()
+        if self.tool_choice not in (None, "none", "auto"):
+            raise InvalidRequestError(
+                "tool_choice: a required or named tool is not supported; allowed: 'none', 'auto'",
+                field="tool_choice",
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError(
+                "top_logprobs: is only allowed with logprobs true", field="top_logprobs"
+            )
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        return [message.as_template_message() for message in self.messages]
+
+    def template_arguments(self) -> dict[str, Any]:
+        arguments = dict(self.chat_template_kwargs or {})
+        if self.tools and self.tool_choice != "none":
+            arguments["tools"] = self.tools
+        return arguments
+
+    def output_tokens(self, room: int) -> int:
+        """`max_completion_tokens` wins over the older `max_tokens`; default: all that fits."""
+        for asked in (self.max_completion_tokens, self.max_tokens):
+            if asked is not None:
+                return asked
+        return max(1, room)
+
+    def num_top_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize, as vLLM's: a prompt or messages."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessageBody] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize, as vLLM's."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def parse(kind: type[Body], raw: bytes) -> Body:
+    """The body as a `kind`. Raises InvalidRequestError that names the first field at fault."""
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
+def _invalid(error: ValidationError) -> InvalidRequestError:
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequestError(f"the body is not valid JSON: {first['msg']}", field="body")
+    # Unions add the name of the branch that was tried to the location: it is none of ours.
+    path = [str(part) for part in first["loc"] if not _is_branch(part)]
+    field = ".".join(path) or "body"
+    given = "" if first["type"] == "missing" else f", got {_shorten(first.get('input'))}"
+    return InvalidRequestError(f"{field}: {first['msg']}{given}", field=field)
+
+
+def _is_branch(part: int | str) -> bool:
+    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part)
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _stop(stop: Stop) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
+    result = {}
+    for key, value in (bias or {}).items():
+        try:
+            result[int(key)] = value
+        except ValueError:
+            raise InvalidRequestError(
+                f"logit_bias: {key!r} is not a token id", field="logit_bias"
+            ) from None
+    return result
+
+
+def _text_part(part: dict[str, Any]) -> str:
+    if part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise InvalidRequestError(
+            f"messages: content parts of type {part.get('type')!r} are not supported; "
+            "allowed: 'text'",
+            field="messages",
+        )
+    text: str = part["text"]
+    return text
