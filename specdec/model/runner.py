@@ -6,9 +6,15 @@ collectives the model needs are inside the model. It samples nothing and decides
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 
 from specdec.config import CacheConfig, ModelConfig
+from specdec.errors import ConfigError
+from specdec.kvcache.kv_pool import KVPool, bytes_per_block, num_blocks_for
+from specdec.model.attention import GeometryProbe, LayerAttention, StepContext
+from specdec.model.loader import LoadedModel, load_model
 from specdec.step_plan import StepPlan
 
 
@@ -16,15 +22,29 @@ class ModelRunner:
     """One rank's model, its attention backend and its KV pool.
 
     Attributes: vocab_size, model_max_len, block_size, num_blocks, device, as in Executor;
-    `bytes_per_block` of this rank's pool, so that ranks can agree on the smallest num_blocks.
+    `bytes_per_block` of this rank's pool.
     """
 
-    vocab_size: int
-    model_max_len: int
-    block_size: int
-    num_blocks: int
-    bytes_per_block: int
-    device: torch.device
+    def __init__(self, loaded: LoadedModel, cache: CacheConfig) -> None:
+        """Probe the model's attention, size and allocate the pool.
+
+        Every tensor-parallel rank must construct its runner together: the probe is a forward.
+        """
+        self._model = loaded.model
+        self.vocab_size = loaded.vocab_size
+        self.model_max_len = loaded.max_len
+        self.device = loaded.device
+        self.block_size = cache.block_size
+        if "logits_to_keep" not in inspect.signature(loaded.model.forward).parameters:
+            raise ConfigError(
+                f"{type(loaded.model).__name__} cannot return logits of selected rows",
+                field="model",
+            )
+        self._layers = self._probe(int(loaded.config.num_hidden_layers))
+        specs = [layer.kv for layer in self._layers]
+        self.bytes_per_block = bytes_per_block(specs, cache.block_size, loaded.dtype)
+        self.num_blocks = num_blocks_for(cache, self.bytes_per_block, None)
+        self._pool = KVPool(specs, self.num_blocks, cache.block_size, loaded.dtype, loaded.device)
 
     @classmethod
     def build(
@@ -37,17 +57,55 @@ class ModelRunner:
         tp_size: int = 1,
         rank: int = 0,
     ) -> ModelRunner:
-        """Load, attach paged attention, size and allocate the pool.
+        """Load the model of a configuration and make its runner.
 
         With `tp_size` > 1 torch.distributed is already initialised and LOCAL_RANK set; the model
-        is loaded with tp_plan="auto" and every rank must call this together. The smallest
-        num_blocks over the ranks is used by all.
+        is loaded with tp_plan="auto" and every rank must call this together.
         """
-        raise NotImplementedError
+        if model.num_threads is not None:
+            torch.set_num_threads(model.num_threads)
+        return cls(load_model(model, tp_size=tp_size), cache)
 
+    @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor:
         """Logits [len(plan.logit_rows), vocab_size]; complete on every rank, used on rank 0.
 
         An empty plan (no tokens) is a no-op that returns an empty tensor and runs no collective.
         """
-        raise NotImplementedError
+        if plan.num_tokens == 0:
+            return torch.empty(0, self.vocab_size, device=self.device)
+        step = StepContext(plan, self._pool, self._layers, self.device)
+        return self._forward(plan.token_ids, plan.positions, plan.logit_rows, step)
+
+    def _forward(
+        self,
+        token_ids: list[int],
+        positions: list[int],
+        logit_rows: list[int],
+        step: StepContext | GeometryProbe,
+    ) -> torch.Tensor:
+        output = self._model(
+            input_ids=torch.tensor([token_ids], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
+            logits_to_keep=torch.tensor(logit_rows, dtype=torch.long, device=self.device),
+            use_cache=False,
+            specdec_step=step,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _probe(self, num_hidden_layers: int) -> list[LayerAttention]:
+        """What each layer attends, seen in one forward over a single token.
+
+        A layer that does not attend keeps some other state: refused.
+        """
+        probe = GeometryProbe()
+        self._forward([0], [0], [0], probe)
+        if sorted(probe.layers) != list(range(num_hidden_layers)):
+            raise ConfigError(
+                f"{type(self._model).__name__}: only {len(probe.layers)} of {num_hidden_layers} "
+                "layers attend through paged attention; the others cannot be rolled back",
+                field="model",
+            )
+        return [probe.layers[index] for index in range(num_hidden_layers)]

@@ -1,0 +1,149 @@
+"""Loading: from a ModelConfig to a transformers model with our attention attached.
+
+Anything that transformers can load as a causal language model is accepted, unless its state
+cannot be rolled back after a rejected draft token: recurrent and linear-attention models and
+encoder-decoders are refused here, by name, at start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from specdec.config import ModelConfig
+from specdec.errors import ConfigError
+from specdec.model.attention import ATTENTION_NAME
+from specdec.model import catalog
+
+# Layer types whose only state is the keys and values of past tokens, attended causally. All
+# others keep a running state, or attend through a mask that a paged kernel does not see.
+PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready for the runner: `vocab_size` is its logits' width, `max_len` its context."""
+
+    model: PreTrainedModel
+    config: PreTrainedConfig
+    vocab_size: int
+    max_len: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def load_model(config: ModelConfig, *, tp_size: int = 1) -> LoadedModel:
+    """Load weights onto this rank's device. Raises ConfigError naming what cannot be served.
+
+    With `tp_size` > 1, torch.distributed is initialised and every rank calls this together.
+    """
+    device = resolve_device(config.device)
+    hf_config = load_config(config)
+    refuse_unsupported(hf_config)
+    dtype = resolve_dtype(config.dtype, hf_config, device)
+    if config.quantization == "int8" and (device.type != "cpu" or tp_size > 1):
+        raise ConfigError("int8 runs on one CPU rank only", field="quantization")
+    placement: dict[str, Any] = {"tp_plan": "auto"} if tp_size > 1 else {}
+    model = AutoModelForCausalLM.from_pretrained(
+        catalog.resolve(config.model),
+        revision=config.revision,
+        dtype=dtype,
+        attn_implementation=ATTENTION_NAME,
+        trust_remote_code=config.trust_remote_code,
+        **placement,
+    )
+    if tp_size == 1:
+        model = model.to(device)
+    return prepare_model(model, dtype, device)
+
+
+def prepare_model(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    """Check a model in memory and wrap it for the runner; the model is frozen and switched to
+    our attention."""
+    text = model.config.get_text_config(decoder=True)
+    refuse_unsupported(model.config)
+    if getattr(model, "_is_stateful", False):
+        raise _refusal(text.model_type, "it keeps recurrent state, which cannot be rolled back")
+    model.set_attn_implementation(ATTENTION_NAME)
+    if dtype == torch.float64 and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # torch's grouped matmul knows no float64
+    model.eval().requires_grad_(False)
+    return LoadedModel(model, text, int(text.vocab_size), max_context(text), dtype, device)
+
+
+def load_config(config: ModelConfig) -> PreTrainedConfig:
+    """The model's own configuration. Raises ConfigError where it cannot be read."""
+    path = catalog.resolve(config.model)
+    try:
+        return AutoConfig.from_pretrained(
+            path, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load model {config.model!r}: {error}", field="model") from error
+
+
+def refuse_unsupported(config: PreTrainedConfig) -> None:
+    """Raise ConfigError for a model whose past is more than keys and values.
+
+    Decided from what the configuration and the model class declare, not from a list of names.
+    """
+    text = config.get_text_config(decoder=True)
+    name = config.model_type
+    if config.is_encoder_decoder:
+        raise _refusal(name, "it is an encoder-decoder; only decoders are supported")
+    foreign = sorted(set(getattr(text, "layer_types", None) or ()) - PAGED_LAYER_TYPES)
+    if foreign:
+        raise _refusal(name, f"it has {', '.join(foreign)} layers, which cannot be paged")
+    model_class = AutoModelForCausalLM._model_mapping.get(type(text), None)
+    if getattr(model_class, "_is_stateful", False):
+        raise _refusal(name, "it keeps recurrent state, which cannot be rolled back")
+    if model_class is not None and not getattr(model_class, "_supports_attention_backend", False):
+        raise _refusal(name, "its attention does not go through transformers' AttentionInterface")
+
+
+def _refusal(name: str, why: str) -> ConfigError:
+    return ConfigError(f"model type {name!r} cannot be served: {why}", field="model")
+
+
+def max_context(text: PreTrainedConfig) -> int:
+    """The longest context whose logits do not depend on how long neighbours in the batch are.
+
+    `longrope` and `dynamic` rotary embeddings change their frequencies for the whole batch, and
+    for keys already cached, once a position passes the original length: we stop there.
+    """
+    limit = int(getattr(text, "max_position_embeddings", None) or 2**31)
+    for rope in _rope_parameters(text):
+        if rope.get("rope_type") in ("longrope", "dynamic"):
+            limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
+    return limit
+
+
+def _rope_parameters(text: PreTrainedConfig) -> list[dict[str, Any]]:
+    """The rotary settings: one for all layers, or one per layer type."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    return nested or [rope]
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is CUDA where there is one. A rank uses the CUDA device that is current to it."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError("device is cuda, but torch sees no CUDA device", field="device")
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(device)
+
+
+def resolve_dtype(dtype: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    """`auto` is the checkpoint's own dtype on CUDA and float32 on CPU."""
+    if dtype != "auto":
+        return getattr(torch, dtype)  # type: ignore[no-any-return]
+    stored = config.get_text_config(decoder=True).dtype
+    if device.type == "cpu" or stored is None:
+        return torch.float32
+    return stored if isinstance(stored, torch.dtype) else getattr(torch, str(stored))  # type: ignore[no-any-return]
