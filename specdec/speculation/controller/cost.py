@@ -23,7 +23,7 @@ TRUSTED = 8
 CELL_RATE = 0.05
 DRIFT_RATE = 0.1
 LINE_DECAY = 0.995
-LINE_WEIGHT = 2.0
+LINE_WEIGHT = 8.0
 HALF_LIFE_STEPS = 512.0
 MAX_SURPRISE = 2.0
 # A row more costs about this part of a step while the step reads weights, not rows.
@@ -39,6 +39,30 @@ class _Cell:
     seconds: float
     count: float
     step: int
+
+
+@dataclass(slots=True)
+class _Knot:
+    x: float
+    seconds: float
+    weight: float
+
+
+def _not_decreasing(knots: list[_Knot]) -> Floats:
+    """Isotonic regression (pool adjacent violators): more work never takes less time, whatever
+    the noise says. Otherwise draft tokens would look free whose cell had a lucky start."""
+    pools: list[tuple[float, float, int]] = []  # seconds, weight, knots
+    for knot in knots:
+        seconds, weight, size = knot.seconds, knot.weight, 1
+        while pools and pools[-1][0] > seconds:
+            other_s, other_weight, other_size = pools.pop()
+            if math.isinf(other_weight):
+                seconds = other_s
+            else:
+                seconds = (weight * seconds + other_weight * other_s) / (weight + other_weight)
+            weight, size = weight + other_weight, size + other_size
+        pools.append((seconds, weight, size))
+    return np.array([seconds for seconds, _, size in pools for _ in range(size)])
 
 
 class LatencyCurve:
@@ -108,17 +132,20 @@ class LatencyCurve:
         if self._knots is None:
             assert self._cells, "nothing observed yet"
             slope_x, slope_y, intercept = self._line()
-            knots = [(0.0, 0.0)] if self._starts_at_zero else []
-            for cell in sorted(self._cells.values(), key=lambda cell: cell.x):
-                count = cell.count * 0.5 ** ((self.count - cell.step) / HALF_LIFE_STEPS)
-                measured = cell.seconds - slope_y * cell.y
+            cells = sorted(self._cells.values(), key=lambda cell: cell.x)
+            knots = [_Knot(0.0, 0.0, math.inf)] if self._starts_at_zero else []
+            for cell in cells:
                 line = intercept + slope_x * cell.x
-                knots.append(
-                    (cell.x, (count * measured + LINE_WEIGHT * line) / (count + LINE_WEIGHT))
-                )
-            xs, seconds = np.array(knots).T
-            self._knots = (xs, seconds, slope_x, slope_y)
+                knots.append(self._knot(cell, cell.seconds - slope_y * cell.y, line))
+            seconds = _not_decreasing(knots)
+            self._knots = (np.array([knot.x for knot in knots]), seconds, slope_x, slope_y)
         return self._knots
+
+    def _knot(self, cell: _Cell, measured_s: float, line_s: float) -> _Knot:
+        """The cell's own time, the more of the line's the fewer and older its measurements."""
+        count = cell.count * 0.5 ** ((self.count - cell.step) / HALF_LIFE_STEPS)
+        weight = count + LINE_WEIGHT
+        return _Knot(cell.x, (count * measured_s + LINE_WEIGHT * line_s) / weight, weight)
 
     def _line(self) -> tuple[float, float, float]:
         """Least squares t = intercept + slope_x x + slope_y y, slopes not negative.
