@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence as SequenceOf
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
 
 from specdec.config import DraftConfig
 from specdec.engine.detokenizer import TokenDecoder
