@@ -19,6 +19,7 @@ Ints = NDArray[np.int64]
 REQUEST_DECAY = 0.99
 DRAFTER_DECAY = 0.995
 PRIOR_WEIGHT = 8.0
+RATIO_WEIGHT = 8.0
 MAX_REQUESTS = 4096
 AFTER_MISS, AFTER_FULL = 0, 1
 
@@ -91,6 +92,11 @@ class AcceptanceModel:
         shared = counts.acceptance()[context]
         trials = self._trials[slots, context]
         successes = self._successes[slots, context]
+        # A request whose first tokens fail more than usual has little to hope for behind them,
+        # where it has hardly any trials of its own.
+        expected = (trials * shared).sum(axis=1, keepdims=True)
+        ratio = (successes.sum(axis=1, keepdims=True) + RATIO_WEIGHT) / (expected + RATIO_WEIGHT)
+        shared = shared * np.minimum(ratio, 1.0)
         acceptance = (successes + weight * shared) / (trials + weight)
         result: Floats = np.cumprod(acceptance, axis=1, dtype=np.float64)
         return result

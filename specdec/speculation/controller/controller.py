@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -70,7 +69,7 @@ class GoodputController:
         self._any_fixed = any(s.fixed_k is not None for s in state.sequences)
         ks = self._choose(step, state.now_s)
         self._set_wait(step, ks)
-        return [int(k) for k in ks]
+        return list(map(int, ks.tolist()))
 
     def _choose(self, step: PlannedStep, now_s: float) -> Ints:
         if not step.max_k.any():
@@ -109,11 +108,12 @@ class GoodputController:
         candidates = Candidates(self._survival(step), step.max_k, step.drafter)
         required = RETURN_TO_STAY if self._speculating else RETURN_TO_BEGIN
         last_depth = self._decision.depth if self._decision else 0
-        decision = decide(candidates, step.fixed_ks, self._costs(step), required, last_depth)
+        costs = self._costs(step)
+        decision = decide(candidates, step.fixed_ks, costs, required, last_depth)
         self._decision = decision
         self._speculating = bool(decision.ks.sum() > step.fixed_ks.sum())
         self._phase = "on" if self._speculating else "off"
-        return self._probe(step, decision.ks)
+        return self._probe(step, decision.ks, costs)
 
     def _survival(self, step: PlannedStep) -> Floats:
         """[sequences, max_k], chance that a position is drafted in time and accepted."""
@@ -131,21 +131,18 @@ class GoodputController:
         )
         return StepCosts(
             run_s=lambda added: self._cost.run_s(step.num_tokens + added, step.num_kv_tokens),
-            propose_s=tuple(self._propose_s(drafter) for drafter in step.drafters),
+            propose=tuple(self._cost.propose_cost(name, self._max_k) for name in step.drafters),
             excused_s=max(float(with_prefill_s - alone_s), 0.0),
         )
 
-    def _propose_s(self, drafter: str) -> Callable[[Ints, Ints], Floats]:
-        return lambda depth, tokens: self._cost.propose_s(drafter, depth, tokens)
-
-    def _probe(self, step: PlannedStep, ks: Ints) -> Ints:
+    def _probe(self, step: PlannedStep, ks: Ints, costs: StepCosts) -> Ints:
         """Raise the k of one sequence where there is credit for a trial."""
-        rows = np.flatnonzero(ks < step.max_k)
+        if not self._prober.is_due:
+            return ks
         options = [
             ProbeOption(int(row), step.seq_ids[row], int(ks[row]), int(step.max_k[row]))
-            for row in rows
+            for row in np.flatnonzero(ks < step.max_k)
         ]
-        costs = self._costs(step)
 
         def price_s(option: ProbeOption) -> float:
             tried = ks.copy()
@@ -165,7 +162,7 @@ class GoodputController:
         expected = None
         if all(self._cost.num_proposals(drafter) >= TRUSTED for drafter in asked):
             seconds = (self._cost.propose_s(name, *amount) for name, amount in asked.items())
-            expected = float(sum(seconds))
+            expected = sum(seconds)
         self._wait.set(expected, error, self._worth_s())
 
     def _worth_s(self) -> float:
@@ -195,8 +192,8 @@ class GoodputController:
             self._cost.observe_propose(asked, result.propose_s)
             self._wait.observe(result.propose_s)
         self._count_baseline(result, bool(asked))
-        self._prober.earn(result.step_s)
         self._observe_acceptance(result.sequences)
+        self._prober.end_step(result.step_s)
         self._observe_speed(result)
 
     def _count_baseline(self, result: StepResult, asked: bool) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specdec.speculation.controller.acceptance import prior_of
+from specdec.speculation.controller.policy import ProposeCost
 
 Floats = NDArray[np.float64]
 
@@ -23,7 +24,8 @@ TRUSTED = 8
 CELL_RATE = 0.05
 DRIFT_RATE = 0.1
 LINE_DECAY = 0.995
-LINE_WEIGHT = 8.0
+LINE_WEIGHT = 4.0
+RIDGE_X, RIDGE_Y = 1.0, 16.0
 HALF_LIFE_STEPS = 512.0
 MAX_SURPRISE = 2.0
 # A row more costs about this part of a step while the step reads weights, not rows.
@@ -81,7 +83,10 @@ class LatencyCurve:
         self._relative_slope = relative_slope
         self._starts_at_zero = starts_at_zero
         self._cells: dict[int, _Cell] = {}
-        self._moments = np.zeros((4, 4))  # decayed sums of (1, x, y, t) by (1, x, y, t)
+        # Decayed sums of (1, x, y, t) by (1, x, y, t), each weighted with 1 / t^2: errors count
+        # relative to the time, else long prefill steps alone would place the line.
+        self._moments = np.zeros((4, 4))
+        self._num_weighed = 0.0
         self._knots: tuple[Floats, Floats, float, float] | None = None
 
     def predict(self, x: ArrayLike, y: ArrayLike) -> Floats:
@@ -108,7 +113,9 @@ class LatencyCurve:
         self._knots = None
         normal = seconds / self.drift
         row = np.array([1.0, x, y, normal])
-        self._moments = self._moments * LINE_DECAY + np.outer(row, row)
+        weight = 1 / max(normal, 1e-6) ** 2
+        self._moments = self._moments * LINE_DECAY + weight * np.outer(row, row)
+        self._num_weighed = self._num_weighed * LINE_DECAY + 1
         if cell is None:
             self._cells[bucket] = _Cell(x, y, normal, 1, self.count)
         else:
@@ -155,9 +162,10 @@ class LatencyCurve:
         total, sum_x, sum_y, sum_t = self._moments[0]
         mean_x, mean_y, mean_t = sum_x / total, sum_y / total, sum_t / total
         centred = self._moments - np.outer(self._moments[0], self._moments[0]) / total
-        prior = self._prior_slope(mean_x, mean_t)
-        var_x, var_y = centred[1, 1] + 1.0, centred[2, 2] + 1.0
-        cov_xt, cov_yt, cov_xy = centred[1, 3] + prior, centred[2, 3], centred[1, 2]
+        unit = total / self._num_weighed
+        var_x, var_y = centred[1, 1] + RIDGE_X * unit, centred[2, 2] + RIDGE_Y * unit
+        cov_xt = centred[1, 3] + RIDGE_X * unit * self._prior_slope(mean_x, mean_t)
+        cov_yt, cov_xy = centred[2, 3], centred[1, 2]
         determinant = var_x * var_y - cov_xy * cov_xy
         slope_x = (cov_xt * var_y - cov_yt * cov_xy) / determinant
         slope_y = (cov_yt * var_x - cov_xt * cov_xy) / determinant
@@ -206,15 +214,22 @@ class CostModel:
         curve = self._drafters.get(drafter)
         return curve.count if curve else 0
 
-    def propose_s(self, drafter: str, depth: ArrayLike, num_draft_tokens: ArrayLike) -> Floats:
-        """Seconds that a step waits for a drafter: a batched draft runs `depth` steps, the largest
-        k of its sequences, over `num_draft_tokens` tokens in all. Unknown: a prior."""
+    def propose_cost(self, drafter: str, max_k: int) -> ProposeCost:
+        """Seconds that a step waits for a drafter: a batched draft runs as many steps as its
+        deepest sequence has draft tokens. Unknown: a prior."""
+        depths = np.arange(max_k + 1)
         curve = self._drafters.get(drafter)
-        if curve is not None:
-            return curve.predict(depth, num_draft_tokens)
-        per_step = prior_of(drafter).relative_draft_s * float(self.run.predict(1, 0))
-        result: Floats = per_step * np.asarray(depth, dtype=np.float64)
-        return result
+        if curve is None:
+            per_step = prior_of(drafter).relative_draft_s * float(self.run.predict(1, 0))
+            return ProposeCost((per_step * depths).astype(np.float64), 0.0)
+        by_depth = curve.predict(depths, 0)
+        by_depth[0] = 0.0
+        return ProposeCost(by_depth, float(curve.predict(0, 1)))
+
+    def propose_s(self, drafter: str, depth: int, num_draft_tokens: int) -> float:
+        """Seconds waited for `num_draft_tokens` in all, at most `depth` for one sequence."""
+        cost = self.propose_cost(drafter, depth)
+        return float(cost.by_depth[depth]) + cost.per_token_s * num_draft_tokens
 
     def propose_error(self, drafter: str) -> float:
         """Mean relative error of `propose_s`."""
@@ -230,8 +245,7 @@ class CostModel:
         Of several drafters, each is charged what the others are not expected to take.
         """
         expected = {
-            name: float(self.propose_s(name, depth, tokens))
-            for name, (depth, tokens) in asked.items()
+            name: self.propose_s(name, depth, tokens) for name, (depth, tokens) in asked.items()
         }
         for name, (depth, tokens) in asked.items():
             others = sum(s for other, s in expected.items() if other != name)

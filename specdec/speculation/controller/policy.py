@@ -27,7 +27,7 @@ class Candidates:
 
     survival: [sequences, max_k], not increasing along a row.
     max_k: [sequences], how many of a row's positions exist.
-    drafter: [sequences], index into `propose_s`; -1 where nothing is drafted.
+    drafter: [sequences], index into `StepCosts.propose`; -1 where nothing is drafted.
     """
 
     survival: Floats
@@ -36,17 +36,28 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
+class ProposeCost:
+    """Seconds that a step waits for one drafter: by_depth[largest k] + per_token_s * draft tokens.
+
+    by_depth: [max_k + 1], 0 at 0.
+    """
+
+    by_depth: Floats
+    per_token_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepCosts:
     """Seconds of the step that is being planned.
 
     run_s: tokens added to the step (array) -> target seconds.
-    propose_s: for each drafter, (depth, draft tokens) (arrays) -> seconds waited for it.
+    propose: one entry for each drafter.
     excused_s: seconds that the step takes whatever is decided and whose worth is not decode
         tokens: the part of prefill.
     """
 
     run_s: Callable[[Ints], Floats]
-    propose_s: tuple[Callable[[Ints, Ints], Floats], ...]
+    propose: tuple[ProposeCost, ...]
     excused_s: float
 
 
@@ -122,8 +133,8 @@ class _Ranking:
         rows, columns = candidates.survival.shape
         valid = np.arange(columns) < candidates.max_k[:, None]
         flat = np.flatnonzero(valid)
-        # Stable, so that equal survivals of one row stay in order and rows keep prefixes.
-        order = flat[np.argsort(-candidates.survival.reshape(-1)[flat], kind="stable")]
+        # A row's survivals fall, so that what is chosen of it is a prefix.
+        order = flat[np.argsort(-candidates.survival.reshape(-1)[flat])]
         self._row, self._depth = order // max(columns, 1), order % max(columns, 1) + 1
         self._survival = candidates.survival.reshape(-1)[order]
         self._base_tokens = float(rows)
@@ -131,13 +142,15 @@ class _Ranking:
         self._run_s = costs.run_s(np.arange(num_costs) + int(fixed_ks.sum()))
         deepest = int(candidates.max_k.max(initial=0))
         self.depths = [d for d in DEPTHS if d < deepest] + [deepest]
-        self.nothing = self._plan(0, np.zeros(len(order), dtype=np.bool_))
+        self.nothing = self._plan(0)
+        self._plans = {depth: self._plan(depth) for depth in self.depths}
 
     def best(self, depth: int) -> _Plan:
-        """The best budget with every k at most `depth`."""
-        return self._plan(depth, self._depth <= depth)
+        """The best budget with every k at most `depth`, one of `depths`."""
+        return self._plans[depth]
 
-    def _plan(self, depth: int, allowed: NDArray[np.bool_]) -> _Plan:
+    def _plan(self, depth: int) -> _Plan:
+        allowed = self._depth <= depth
         gained = np.cumsum(self._survival[allowed])
         tokens = self._base_tokens + np.concatenate(([0.0], gained))
         seconds = self._run_s[: len(tokens)] - self._costs.excused_s
@@ -149,13 +162,13 @@ class _Ranking:
         """Seconds waited for all drafters, for every budget 0..len(row)."""
         total = np.zeros(len(row) + 1)
         drafter = self._drafter[row]
-        for index, propose_s in enumerate(self._costs.propose_s):
+        for index, cost in enumerate(self._costs.propose):
             mine = drafter == index
             fixed = self._fixed_ks[self._drafter == index]
             depths = np.concatenate(([fixed.max(initial=0)], np.where(mine, depth, 0)))
-            tokens = np.concatenate(([fixed.sum()], mine)).cumsum()
-            seconds = propose_s(np.maximum.accumulate(depths), tokens)
-            total += np.where(tokens > 0, seconds, 0.0)
+            total += cost.by_depth[np.maximum.accumulate(depths)]
+            if cost.per_token_s > 0:
+                total += cost.per_token_s * np.concatenate(([fixed.sum()], mine)).cumsum()
         return total
 
     def decision(self, plan: _Plan) -> Decision:

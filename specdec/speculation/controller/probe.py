@@ -40,20 +40,27 @@ class Prober:
     def __init__(self) -> None:
         self.num_probes = 0
         self._credit_s = 0.0
+        self._last_price_s = 0.0
         self._turn = 0
         self._last_turn: dict[int, int] = {}
         self._awaited: int | None = None
         self._follow_up: int | None = None
         self._free_left = MAX_FREE_IN_A_ROW
 
-    def earn(self, step_s: float) -> None:
+    def end_step(self, step_s: float) -> None:
+        """A step is over, outcomes included."""
         self._credit_s += TIME_SHARE * step_s
+        self._awaited = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is worth looking for an option: the last price asked could be paid."""
+        return self._follow_up is not None or self._credit_s >= self._last_price_s
 
     def choose(
         self, options: SequenceOf[ProbeOption], price_s: Callable[[ProbeOption], float]
     ) -> ProbeOption | None:
         """The option to try in this step, if any; `price_s` is the time it adds to the step."""
-        self._awaited = None
         if not options:
             return None
         again = next((o for o in options if o.seq_id == self._follow_up and o.k == 0), None)
@@ -62,7 +69,7 @@ class Prober:
             self._free_left -= 1
             return self._start(again)
         option = min(options, key=lambda o: (o.k > 0, self._last_turn.get(o.seq_id, -1)))
-        price = price_s(option)
+        price = self._last_price_s = price_s(option)
         self._credit_s = min(self._credit_s, MAX_SAVED_PROBES * price)
         if self._credit_s < price or (price <= 0 and option.k > 0):
             return None

@@ -49,10 +49,10 @@ class PlannedStep:
     def seconds(self, ks: Ints, costs: StepCosts) -> float:
         """Predicted time of the step with these ks."""
         total = float(costs.run_s(ks.sum()))
-        for index, propose_s in enumerate(costs.propose_s):
+        for index, cost in enumerate(costs.propose):
             mine = ks[self.drafter == index]
             if mine.any():
-                total += float(propose_s(mine.max(), mine.sum()))
+                total += float(cost.by_depth[mine.max()] + cost.per_token_s * mine.sum())
         return total
 
 
