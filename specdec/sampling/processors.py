@@ -9,7 +9,7 @@ top-k, top-p and min-p, in that order. Nothing is sampled here.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +62,7 @@ def adjust_logits(logits: Tensor, groups: Sequence[SequenceRows]) -> Tensor:
     The very same tensor when no group needs anything; else a copy (float32 for half precision).
     The order is vLLM's: bias, penalties, masks. A mask that would leave a row without any token
     is not applied to it; allowed_token_ids goes before bad_words, bad_words before min_tokens.
+    Token ids beyond V are ignored: a draft's vocabulary may be padded less than the target's.
     """
     assert sum(rows.num_rows for rows in groups) == len(logits)
     if not any(rows.needs_adjustment for rows in groups):
@@ -79,8 +80,7 @@ def adjust_logits(logits: Tensor, groups: Sequence[SequenceRows]) -> Tensor:
 def _adjust_rows(logits: Tensor, rows: SequenceRows) -> None:
     params = rows.params
     if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias), device=logits.device)
-        logits[:, ids] += logits.new_tensor(list(params.logit_bias.values()))
+        _add_bias(logits, params.logit_bias)
     if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
         _penalise(logits, rows)
     if params.allowed_token_ids is not None:
@@ -88,8 +88,19 @@ def _adjust_rows(logits: Tensor, rows: SequenceRows) -> None:
     if params.bad_words_token_ids:
         _mask_bad_words(logits, rows)
     num_masked = min(rows.num_rows, params.min_tokens - len(rows.output_token_ids))
-    if num_masked > 0 and rows.stop_token_ids:
-        _mask(logits[:num_masked], list(rows.stop_token_ids))
+    if num_masked > 0:
+        _mask(logits[:num_masked], rows.stop_token_ids)
+
+
+def _token_index(logits: Tensor, token_ids: Collection[int]) -> Tensor:
+    """Those of `token_ids` that have a logit, as an index of the last dimension."""
+    known = [token_id for token_id in token_ids if token_id < logits.shape[-1]]
+    return torch.tensor(known, dtype=torch.int64, device=logits.device)
+
+
+def _add_bias(logits: Tensor, logit_bias: Mapping[int, float]) -> None:
+    index = _token_index(logits, logit_bias)
+    logits[:, index] += logits.new_tensor([logit_bias[int(token_id)] for token_id in index])
 
 
 def _penalise(logits: Tensor, rows: SequenceRows) -> None:
@@ -100,7 +111,7 @@ def _penalise(logits: Tensor, rows: SequenceRows) -> None:
     whether a token was committed or is still a draft, not even in the last bit.
     """
     params = rows.params
-    ids, prompt_counts, output_counts = _count_tokens(rows)
+    ids, prompt_counts, output_counts = _count_tokens(rows, logits.shape[-1])
     index = torch.from_numpy(ids).to(logits.device)
     values = logits[:, index]
     if params.repetition_penalty != 1:
@@ -120,9 +131,10 @@ def _like(array: NDArray[np.generic], logits: Tensor) -> Tensor:
 
 
 def _count_tokens(
-    rows: SequenceRows,
+    rows: SequenceRows, vocab_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Distinct ids [n], their prompt counts [n], and their output counts [rows, n]."""
+    """Distinct ids [n] below `vocab_size`, their counts in the prompt [n] and, for each row, in
+    the output [rows, n]."""
     parts = [
         np.asarray(part, dtype=np.int64)
         for part in (rows.prompt_token_ids, rows.output_token_ids, rows.draft_token_ids)
@@ -132,12 +144,14 @@ def _count_tokens(
     increments = np.zeros((rows.num_rows, len(ids)), dtype=np.int64)
     increments[0] = np.bincount(output, minlength=len(ids))
     increments[np.arange(1, rows.num_rows), drafts] = 1
-    return ids, np.bincount(prompt, minlength=len(ids)), np.cumsum(increments, axis=0)
+    known = int(np.searchsorted(ids, vocab_size))
+    prompt_counts = np.bincount(prompt, minlength=len(ids))
+    return ids[:known], prompt_counts[:known], np.cumsum(increments, axis=0)[:, :known]
 
 
-def _mask(logits: Tensor, token_ids: list[int]) -> None:
+def _mask(logits: Tensor, token_ids: Collection[int]) -> None:
     """Exclude tokens from each row that keeps at least one other token."""
-    index = torch.tensor(token_ids, device=logits.device)
+    index = _token_index(logits, token_ids)
     saved = logits[:, index]
     logits[:, index] = -math.inf
     emptied = (logits == -math.inf).all(dim=1, keepdim=True)
@@ -145,7 +159,9 @@ def _mask(logits: Tensor, token_ids: list[int]) -> None:
 
 
 def _mask_all_but(logits: Tensor, token_ids: Sequence[int]) -> None:
-    index = torch.tensor(token_ids, device=logits.device)
+    index = _token_index(logits, token_ids)
+    if len(index) == 0:
+        return
     allowed = logits[:, index]
     logits.fill_(-math.inf)
     logits[:, index] = allowed
@@ -167,21 +183,22 @@ def _mask_bad_words(logits: Tensor, rows: SequenceRows) -> None:
 
 
 def filtered_logits(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Logits [r, V] over temperature, float64, with -inf outside top-k, top-p and min-p.
+    """(logits - their maximum) / temperature, float64 [r, V], -inf outside top-k, top-p, min-p.
 
     Each filter keeps the tokens that tie with the last one kept, so that the result depends on
     the values of a row alone, never on the order of equals. Temperature must be above 0.
     """
     assert params.temperature > 0
-    scaled = logits.double() / params.temperature
+    wide = logits.double()
+    # Without the maximum, a tiny temperature cannot overflow to inf - inf.
+    scaled = (wide - wide.amax(dim=-1, keepdim=True)) / params.temperature
     if 0 < params.top_k < scaled.shape[-1]:
         smallest = scaled.topk(params.top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < smallest, -math.inf)
     if params.top_p < 1:
         scaled = _keep_top_p(scaled, params.top_p)
     if params.min_p > 0:
-        floor = scaled.amax(dim=-1, keepdim=True) + math.log(params.min_p)
-        scaled = scaled.masked_fill(scaled < floor, -math.inf)
+        scaled = scaled.masked_fill(scaled < math.log(params.min_p), -math.inf)
     return scaled
 
 

@@ -151,6 +151,24 @@ def test_masks_that_contradict_leave_a_token(params, left):
     assert adjusted.isfinite().nonzero().tolist() == [[0, left], [1, left]]
 
 
+def test_ids_beyond_the_vocabulary_are_ignored():
+    """A draft's logits may be narrower than the target's ids."""
+    beyond = VOCAB_SIZE + 3
+    params = SamplingParams(
+        logit_bias={beyond: 5.0, 1: 2.0},
+        frequency_penalty=1.0,
+        allowed_token_ids=(1, 2, 3, beyond),
+        bad_words_token_ids=((beyond,), (2,)),
+        min_tokens=4,
+    )
+    logits = torch.zeros(2, VOCAB_SIZE, dtype=torch.float64)
+    rows = SequenceRows(params, [beyond, 0], [beyond, 1], [3], frozenset({beyond}))
+    adjusted = adjust_logits(logits, [rows])
+    assert [row[row.isfinite()].tolist() for row in adjusted] == [[1.0, 0.0], [1.0, -1.0]]
+    only_beyond = SequenceRows(SamplingParams(allowed_token_ids=(beyond,)), [0], [], [1])
+    assert torch.equal(adjust_logits(logits, [only_beyond]), logits)
+
+
 def test_nothing_to_do_is_no_copy():
     logits = random_logits(3, 4)
     plain = SequenceRows(SamplingParams(min_tokens=2), [0], [1, 2], [3], frozenset({STOP}))
@@ -203,6 +221,16 @@ def test_filters_keep_all_that_tie_with_the_last_one():
         (SamplingParams(top_k=1), [1]),
     ]:
         assert probs(logits, params)[0].nonzero().flatten().tolist() == kept
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-300, 5e-324])
+@pytest.mark.parametrize("magnitude", [1.0, 1e30, -1e30])
+def test_tiny_temperature_is_nearly_greedy_and_never_nan(temperature, magnitude):
+    logits = magnitude + torch.tensor([[0.0, 3.0, 1.0]], dtype=torch.float64) * abs(magnitude)
+    params = SamplingParams(temperature=temperature, top_p=0.9, min_p=0.1, top_k=2)
+    assert probs(logits, params)[0].tolist() == [0.0, 1.0, 0.0]
+    unfiltered = SamplingParams(temperature=temperature)
+    assert probs(logits, unfiltered)[0].tolist() == [0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0])

@@ -9,6 +9,7 @@ import torch
 
 from specdec.params import SamplingParams
 from specdec.sampling.law import SparseLaw
+from specdec.sampling.logprobs import token_logprobs
 from specdec.sampling.philox import Domain, uniform
 from specdec.sampling.processors import SequenceRows, adjust_logits, probs
 from specdec.sequence import Verification
@@ -261,6 +262,29 @@ def test_min_p_holds_at_verified_and_bonus_positions(verification):
         seen_accepted += verdict.num_accepted_tokens > 0
         seen_recovered += verdict.num_accepted_tokens < 2
     assert min(seen_bonus, seen_accepted, seen_recovered) > 3
+
+
+@pytest.mark.parametrize("verification", list(Verification))
+def test_log_probabilities_of_committed_tokens_are_the_targets_own(verification):
+    """Starred case 15: row j of a pass belongs to its j-th committed token, whether accepted,
+    recovered or bonus, and bias or penalties never reach the log-probabilities."""
+    outcomes = set()
+    for seed in range(20):
+        drafts = drafts_with_noise((seed,), 3, seed)
+        rows = torch.stack([table_logits((seed, *drafts[:j])) for j in range(4)])
+        params = {"logit_bias": {4: 2.0}, "frequency_penalty": 1.0}
+        work = item(verification, drafts, output=[seed], seed=seed, **params)
+        (verdict,) = verify_step(rows, [work])
+        num_accepted = verdict.num_accepted_tokens
+        committed = [*drafts[:num_accepted], verdict.next_token_id]
+        context = [seed]
+        for result in token_logprobs(rows[: len(committed)], committed, 2):
+            alone = token_logprobs(table_logits(context)[None], [result.token_id], 2)
+            assert [result] == alone
+            context.append(result.token_id)
+        assert context[1:] == committed
+        outcomes.add(num_accepted)
+    assert {0, 3} <= outcomes
 
 
 @pytest.mark.parametrize("verification", SAMPLED)
