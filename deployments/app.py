@@ -62,7 +62,7 @@ def _bind_target(args: AppSettings, draft: DeploymentHandle | None) -> serve.App
         ),
         **_placement(args.target_resources, args.target.target.tensor_parallel_size),
     )(Target)
-    return deployment.bind(args.target, draft)
+    return deployment.bind(args.target, args.target_resources, draft)
 
 
 def _placement(resources: RankResources, num_ranks: int) -> dict[str, Any]:

@@ -40,8 +40,8 @@ class Draft:
         logger.info("draft %s serves %s at %s", self._replica_id, config.draft.model, self._address)
 
     def describe(self) -> DraftMember:
-        """Who and where this replica is, and how busy, for targets."""
-        info, load = self._thread.info(), self._thread.load()
+        """Who and where this replica is, for targets; how busy it is rides on their heartbeats."""
+        info = self._thread.info()
         return DraftMember(
             replica_id=self._replica_id,
             address=self._address,

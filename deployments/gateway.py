@@ -4,7 +4,8 @@ Runs on CPU, holds a tokenizer and no model. Handlers live in `http_handlers.py`
 `grpc_handlers.py`; here are the routes, and the one place where errors become responses.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: Serve rewrites the routes' signatures, and FastAPI
+# then needs real classes in them, not their names.
 
 import logging
 from collections.abc import AsyncIterator
@@ -106,28 +107,28 @@ class Gateway:
     # The names below are those of specdec.v1.InferenceService, since Serve looks them up; the
     # parameter must be called grpc_context, or Serve does not pass it.
 
-    async def Generate(  # noqa: N802
+    async def Generate(
         self, request: pb.GenerateRequest, grpc_context: RayServegRPCContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         async for response in self._grpc.generate(request, grpc_context):
             yield response
 
-    async def Complete(  # noqa: N802
+    async def Complete(
         self, request: pb.CompleteRequest, grpc_context: RayServegRPCContext
     ) -> pb.CompleteResponse:
         return await self._grpc.complete(request, grpc_context)
 
-    async def GetModel(  # noqa: N802
+    async def GetModel(
         self, request: pb.GetModelRequest, grpc_context: RayServegRPCContext
     ) -> pb.GetModelResponse:
         return await self._grpc.get_model(request, grpc_context)
 
-    async def Tokenize(  # noqa: N802
+    async def Tokenize(
         self, request: pb.TokenizeRequest, grpc_context: RayServegRPCContext
     ) -> pb.TokenizeResponse:
         return await self._grpc.tokenize(request, grpc_context)
 
-    async def Detokenize(  # noqa: N802
+    async def Detokenize(
         self, request: pb.DetokenizeRequest, grpc_context: RayServegRPCContext
     ) -> pb.DetokenizeResponse:
         return await self._grpc.detokenize(request, grpc_context)

@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from deployments.auth import partition_of, tenant_of
 from deployments.prompts import Prompt, Prompter
@@ -23,14 +23,6 @@ from specdec.errors import InvalidRequestError, ModelNotFoundError, UnavailableE
 from specdec.params import SamplingParams, validate_prompt
 
 HEALTH_REUSE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who calls: the tenant, and the partition of cached text that the call may touch."""
-
-    tenant: str
-    partition: str
 
 
 class GatewayService:
@@ -56,10 +48,12 @@ class GatewayService:
             self._description = described[0]
         return self._description
 
-    def authenticate(self, authorization: str | None, cache_salt: str | None) -> Caller:
-        """Raises UnauthenticatedError where keys are configured and none fits."""
-        tenant = tenant_of(authorization, self.settings.api_keys)
-        return Caller(tenant, partition_of(tenant, cache_salt))
+    def authenticate(self, authorization: str | None, cache_salt: str | None) -> str:
+        """The partition of cached text that the caller may touch.
+
+        Raises UnauthenticatedError where keys are configured and none fits.
+        """
+        return partition_of(tenant_of(authorization, self.settings.api_keys), cache_salt)
 
     def check_model(self, name: str | None) -> None:
         if name and name != self.model:
@@ -76,7 +70,7 @@ class GatewayService:
         self,
         prompts: Sequence[list[int]],
         params: SamplingParams,
-        caller: Caller,
+        partition: str,
         request_id: str,
         n: int = 1,
         timeout_s: float | None = None,
@@ -88,7 +82,8 @@ class GatewayService:
         limits = await self.description()
         if len(prompts) * n > self.settings.max_prompts:
             raise InvalidRequestError(
-                f"n: {len(prompts)} prompts x n = {n} exceeds {self.settings.max_prompts}", field="n"
+                f"n: {len(prompts)} prompts x n = {n} exceeds {self.settings.max_prompts}",
+                field="n",
             )
         params.validate(limits.vocab_size)
         allowed_drafters(params, self.speculation)
@@ -107,7 +102,7 @@ class GatewayService:
                 request_id=request_id if total == 1 else f"{request_id}-{i}",
                 prompt_token_ids=prompts[i // n],
                 params=_seeded(params, i % n),
-                partition=caller.partition,
+                partition=partition,
                 timeout_s=timeout_s,
             )
             for i in range(total)

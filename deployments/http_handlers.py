@@ -7,7 +7,7 @@ are turned into responses in one place (`gateway.py`); a stream tells them in ba
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -118,7 +118,7 @@ class HttpHandlers:
         logprobs: int | None,
         prompt_logprobs: int | None,
     ) -> _Job:
-        caller = self._service.authenticate(http.headers.get("authorization"), body.cache_salt)
+        partition = self._service.authenticate(http.headers.get("authorization"), body.cache_salt)
         self._service.check_model(body.model)
         body.check_supported()
         if body.truncate_prompt_tokens is not None:
@@ -127,7 +127,7 @@ class HttpHandlers:
         given_id = body.request_id or http.headers.get("x-request-id")
         response_id = f"{prefix}-{given_id}" if given_id else new_request_id(prefix)
         requests = await self._service.requests(
-            prompts, params, caller, response_id, body.n, body.timeout
+            prompts, params, partition, response_id, body.n, body.timeout
         )
         texts = TokenTexts(self._service.prompter, body.return_tokens_as_token_ids)
         return _Job(body, requests, prompts, response_id, int(time.time()), texts)
@@ -164,7 +164,7 @@ class HttpHandlers:
         kind: str,
         render: Render,
         first: tuple[int, SequenceOutput],
-        outputs: AsyncIterator[tuple[int, SequenceOutput]],
+        outputs: AsyncGenerator[tuple[int, SequenceOutput], None],
     ) -> AsyncIterator[bytes]:
         head, choices = self._head(job, kind), job.choices()
         options = job.body.stream_options or StreamOptions()
@@ -240,7 +240,9 @@ class HttpHandlers:
             return {
                 "index": choice.index,
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": chat_logprobs(choice.logprobs, job.texts) if job.body.logprobs else None,
+                "logprobs": chat_logprobs(choice.logprobs, job.texts)
+                if job.body.logprobs
+                else None,
                 **self._end_of(choice),
                 **self._token_fields(job, choice),
             }
@@ -261,7 +263,9 @@ class HttpHandlers:
                 else None,
                 **self._end_of(choice),
             }
-            return {**result, "token_ids": output.token_ids} if job.body.return_token_ids else result
+            return (
+                {**result, "token_ids": output.token_ids} if job.body.return_token_ids else result
+            )
 
         return render
 
@@ -358,9 +362,9 @@ class HttpHandlers:
 
 
 async def _chain(
-    first: tuple[int, SequenceOutput], rest: AsyncIterator[tuple[int, SequenceOutput]]
-) -> AsyncIterator[tuple[int, SequenceOutput]]:
-    async with aclosing(rest):  # type: ignore[type-var]
+    first: tuple[int, SequenceOutput], rest: AsyncGenerator[tuple[int, SequenceOutput], None]
+) -> AsyncGenerator[tuple[int, SequenceOutput], None]:
+    async with aclosing(rest):
         yield first
         async for item in rest:
             yield item

@@ -128,7 +128,9 @@ class _Fleet:
             yield family
         if links:
             mean_ms = sum(link.round_trip_ms for link in links) / len(links)
-            yield self._gauge("draft_round_trip_seconds", "Smoothed heartbeat echo.", mean_ms / 1000)
+            yield self._gauge(
+                "draft_round_trip_seconds", "Smoothed heartbeat echo.", mean_ms / 1000
+            )
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=["model_name"])

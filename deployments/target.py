@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.membership import Membership
 from deployments.ranks import build_rank_executor
+from deployments.settings import RankResources
 from specdec.config import EngineConfig
 from specdec.engine.async_engine import AsyncEngine
 from specdec.engine.builder import build_engine
+from specdec.engine.counters import EngineStats
+from specdec.engine.draft_builder import token_strings
+from specdec.engine.engine import Engine
 from specdec.engine.request import GenerateRequest
 from specdec.engine.warmup import warm_up
 from specdec.errors import UnavailableError
-from specdec.rpc.remote_proposer import RemoteProposer, build_remote_proposer
+from specdec.model.tokenizer import load_tokenizer, tokenizer_hash
+from specdec.rpc.remote_proposer import RemoteProposer
 from specdec.sequence import SequenceOutput
+from specdec.speculation.draft_counters import DraftCounters
+from specdec.speculation.handshake import TargetIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -42,36 +47,59 @@ class TargetDescription:
     vocab_size: int
     max_num_speculative_tokens: int
     drafters: tuple[str, ...]
-    stats: dict[str, Any]
+    stats: EngineStats
+    link: DraftCounters | None
 
 
 class Target:
     """One target replica."""
 
-    async def __init__(self, config: EngineConfig, draft: DeploymentHandle | None = None) -> None:
+    async def __init__(
+        self,
+        config: EngineConfig,
+        resources: RankResources,
+        draft: DeploymentHandle | None = None,
+    ) -> None:
         self._config = config
+        self._resources = resources
         self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._remote: RemoteProposer | None = None
         self._membership: Membership | None = None
         self._engine = AsyncEngine(await asyncio.to_thread(self._build, draft is not None))
-        if draft is not None:
-            assert self._remote is not None
+        if draft is not None and self._remote is not None:
             self._membership = Membership(draft, self._replica_id, self._remote.set_members)
             await self._membership.refresh()
             self._membership.start()
         logger.info("target %s serves %s", self._replica_id, config.target.model)
 
-    def _build(self, with_draft: bool) -> Any:
-        executor = build_rank_executor(self._config)
-        self._remote: RemoteProposer | None = None
+    def _build(self, with_draft: bool) -> Engine:
+        """Load, connect and warm up; blocks for as long as the weights take."""
+        config = self._config
+        executor = build_rank_executor(
+            config.target,
+            config.cache,
+            config.scheduler,
+            config.speculation.max_num_speculative_tokens,
+            self._resources,
+        )
         if with_draft:
-            self._remote = build_remote_proposer(
-                self._config.target, self._replica_id, executor.vocab_size
-            )
-        engine = build_engine(self._config, draft_proposer=self._remote, executor=executor)
+            self._remote = RemoteProposer(self._identity(executor.vocab_size))
+        engine = build_engine(config, draft_proposer=self._remote, executor=executor)
         warm_up(engine)
         return engine
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[SequenceOutput]:
+    def _identity(self, vocab_size: int) -> TargetIdentity:
+        tokenizer = load_tokenizer(self._config.target)
+        return TargetIdentity(
+            target_id=self._replica_id,
+            incarnation=time.time_ns(),
+            model=self._config.target.model,
+            tokenizer_hash=tokenizer_hash(tokenizer),
+            vocab_size=vocab_size,
+            vocabulary=token_strings(tokenizer),
+        )
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[SequenceOutput, None]:
         """One message per engine step, the last with `finish_reason`. Closing it aborts."""
         async for output in self._engine.generate(request):
             yield output
@@ -85,6 +113,7 @@ class Target:
             max_num_speculative_tokens=self._config.speculation.max_num_speculative_tokens,
             drafters=self._config.speculation.drafters,
             stats=engine.stats(),
+            link=self._remote.counters if self._remote is not None else None,
         )
 
     def record_routing_stats(self) -> dict[str, float]:

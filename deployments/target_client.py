@@ -6,7 +6,7 @@ Ray's exceptions end here; above are only SpecdecErrors. It knows nothing of HTT
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
 from ray.exceptions import RayError, RayTaskError
@@ -28,7 +28,7 @@ class TargetClient:
         self._generate = handle.options(method_name="generate", stream=True)
         self._handle = handle
 
-    async def stream(self, request: GenerateRequest) -> AsyncIterator[SequenceOutput]:
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[SequenceOutput, None]:
         """Outputs of one sequence, one per engine step. Leaving it aborts the sequence.
 
         Raises SpecdecError before or between outputs; an output never carries an error itself.
@@ -46,7 +46,7 @@ class TargetClient:
 
     async def merged(
         self, requests: list[GenerateRequest]
-    ) -> AsyncIterator[tuple[int, SequenceOutput]]:
+    ) -> AsyncGenerator[tuple[int, SequenceOutput], None]:
         """Outputs of several sequences as they come, each with its request's index.
 
         The first failure ends all of them.

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from specdec.engine.engine import Engine
@@ -49,7 +49,7 @@ class AsyncEngine:
 
     # -- the caller's side ---------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[SequenceOutput]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[SequenceOutput, None]:
         """Yield one output per step until one carries `finish_reason`.
 
         Raises InvalidRequestError or OverloadedError before the first output, UnavailableError

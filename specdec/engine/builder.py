@@ -14,7 +14,7 @@ from specdec.engine.scheduler import Scheduler
 from specdec.errors import ConfigError
 from specdec.kvcache.block_manager import BlockManager
 from specdec.model.executor import Executor, build_executor
-from specdec.model.tokenizer import eos_token_ids, load_tokenizer
+from specdec.model.tokenizer import load_eos_token_ids, load_tokenizer
 from specdec.speculation.controller import GoodputController
 from specdec.speculation.proposer import Proposer
 from specdec.speculation.proposers.ngram import NgramProposer
@@ -41,7 +41,7 @@ def build_engine(
     blocks = BlockManager(
         executor.num_blocks, executor.block_size, config.cache.enable_prefix_caching
     )
-    limits = Limits(executor.vocab_size, max_model_len, eos_token_ids(config.target))
+    limits = Limits(executor.vocab_size, max_model_len, load_eos_token_ids(config.target))
     tokenizer = load_tokenizer(config.target)
     proposers: dict[str, Proposer] = {}
     if "draft" in speculation.drafters:
@@ -62,7 +62,7 @@ def build_engine(
         config=speculation,
         limits=limits,
         proposers=proposers,
-        controller=GoodputController(),
+        controller=GoodputController(speculation),
         tokenizer=tokenizer,
     )
 

@@ -26,12 +26,17 @@ from specdec.model.runner import ModelRunner
 from specdec.model.tensor_split import check_tensor_parallel
 from specdec.step_plan import StepPlan
 
-__all__ = ["TensorParallelExecutor", "Workers", "build_parallel_executor", "spawn_local"]
+__all__ = [
+    "TensorParallelExecutor",
+    "Workers",
+    "build_parallel_executor",
+    "rank_spec",
+    "spawn_local",
+]
 
 _LOOPBACK = "127.0.0.1"
 _SHUTDOWN_DEADLINE_S = 5.0
 _ARRIVAL_POLL_S = 0.05
-_DEVICE_POLL_S = 50e-6
 
 logger = logging.getLogger(__name__)
 
@@ -114,8 +119,7 @@ class TensorParallelExecutor:
                 raise UnavailableError(self._ended or "the executor was shut down")
             try:
                 self._group.send(PlanKind.STEP, plan)
-                logits = self._runner.run(plan)
-                self._await_device()
+                logits = self._group.run(self._runner, plan)
             except Exception as error:
                 self._lose(error)
             self._last_plan_s = time.monotonic()
@@ -154,19 +158,6 @@ class TensorParallelExecutor:
                 except RuntimeError as error:
                     self._end_group(error)
 
-    def _await_device(self) -> None:
-        """Wait until the step has been computed. On CUDA a collective with a lost rank never
-        ends, and only asking in turns can tell."""
-        if self.device.type != "cuda":
-            return
-        done = torch.cuda.Event()
-        done.record()
-        deadline = time.monotonic() + self._deadlines.cuda_step_s
-        while not done.query():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"no end of a step in {self._deadlines.cuda_step_s:.0f} s")
-            time.sleep(_DEVICE_POLL_S)
-
     def _lose(self, error: Exception) -> NoReturn:
         self._end_group(error)
         assert self._ended is not None
@@ -189,14 +180,24 @@ def build_parallel_executor(
     max_num_speculative_tokens: int,
 ) -> TensorParallelExecutor:
     """Split the model over processes of this machine; `build_executor` describes the arguments."""
+    return spawn_local(rank_spec(model, cache, scheduler, max_num_speculative_tokens))
+
+
+def rank_spec(
+    model: ModelConfig,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    max_num_speculative_tokens: int,
+) -> RankSpec:
+    """What every rank is told. Raises ConfigError, naming why, for a model that cannot be split
+    into `model.tensor_parallel_size` parts."""
     check_tensor_parallel(load_config(model), model.tensor_parallel_size, model.quantization)
-    spec = RankSpec(
+    return RankSpec(
         model=_with_threads(model),
         cache=cache,
         max_num_tokens=scheduler.max_num_batched_tokens,
         max_num_logit_rows=scheduler.max_num_sequences * (max_num_speculative_tokens + 1),
     )
-    return spawn_local(spec)
 
 
 def spawn_local(spec: RankSpec) -> TensorParallelExecutor:

@@ -1,0 +1,102 @@
+"""Starts a Serve config in this process, waits until it is ready, and serves until interrupted.
+
+What `serve run CONFIG` does, with three differences: a deployment that fails ends the command with
+its reason, readiness is announced, and SIGTERM shuts down as cleanly as Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pydantic
+import ray
+from ray import serve
+from ray.serve._private import api as private_api
+from ray.serve.config import gRPCOptions
+from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+
+from specdec.errors import ConfigError, UnavailableError
+
+NAMESPACE = "serve"
+POLL_S = 0.5
+FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
+
+
+def launch(
+    config: Mapping[str, Any],
+    ray_address: str | None,
+    ready_timeout_s: float,
+    on_ready: Callable[[], None],
+) -> None:
+    """Run until SIGINT or SIGTERM. Ray is started here unless `ray_address` names a cluster.
+
+    Raises ConfigError for a config that Serve or the application refuses, UnavailableError where
+    a deployment fails or is not ready in time.
+    """
+    schema = check_config(config)
+    stop = _stop_on_signals()
+    ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=True)
+    try:
+        client = private_api.serve_start(
+            http_options=schema.http_options.model_dump(),
+            proxy_location=schema.proxy_location,
+            grpc_options=gRPCOptions(**schema.grpc_options.model_dump()),
+        )
+        client.deploy_apps(schema, _blocking=False)
+        _wait_until_ready(schema, ready_timeout_s, stop)
+        if not stop.is_set():
+            on_ready()
+            stop.wait()
+    finally:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+
+
+def check_config(config: Mapping[str, Any]) -> ServeDeploySchema:
+    """Serve's own schema of a config. Unknown keys are refused."""
+    try:
+        return ServeDeploySchema.model_validate(config)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"config: {field}: {first['msg']}", field=field) from None
+
+
+def _stop_on_signals() -> threading.Event:
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def _wait_until_ready(schema: ServeDeploySchema, timeout_s: float, stop: threading.Event) -> None:
+    names = {application.name for application in schema.applications}
+    deadline_s = time.monotonic() + timeout_s
+    while not stop.is_set():
+        states = {
+            name: state for name, state in serve.status().applications.items() if name in names
+        }
+        for name, state in states.items():
+            if state.status in FAILED:
+                raise UnavailableError(f"application {name} failed to start: {state.message}")
+        if len(states) == len(names) and all(
+            state.status == ApplicationStatus.RUNNING for state in states.values()
+        ):
+            return
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(f"not ready within {timeout_s:g} s: {_pending(states)}")
+        stop.wait(POLL_S)
+
+
+def _pending(states: Mapping[str, Any]) -> str:
+    lines = [
+        f"{name}/{deployment}: {status.status} {status.message}".strip()
+        for name, state in states.items()
+        for deployment, status in state.deployments.items()
+        if status.status != "HEALTHY"
+    ]
+    return "; ".join(lines) or "Serve has not seen the application"
