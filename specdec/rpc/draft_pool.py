@@ -81,12 +81,19 @@ class DraftPool:
                     must_send |= self._flush(result.seq_id)
         return must_send
 
-    def ask(self, ks: Mapping[int, int], deadline_ms: float) -> None:
-        """Queue one Commit for every sequence that is to get draft tokens."""
+    def ask(self, ks: Mapping[int, int], wait_s: float, deadline_ms: float) -> None:
+        """Queue one Commit for every sequence that is to get draft tokens.
+
+        Where the step will not wait for the answer, it serves the next step: it must then reach
+        beyond the tokens in hand, which are verified now, and the target's own token after them.
+        """
         with self._answered:
             for seq_id, k in ks.items():
-                if k > 0 and self._is_served(seq_id):
-                    self._post(seq_id, self.sessions.ask(seq_id, k, deadline_ms))
+                if k <= 0 or not self._is_served(seq_id):
+                    continue
+                in_hand = self._num_in_hand(seq_id, k)
+                ahead = 0 if wait_s > 0 and in_hand < k else in_hand + 1
+                self._post(seq_id, self.sessions.ask(seq_id, k + ahead, deadline_ms))
             self._awaited = dict(ks)
             self._forget_answered()
 
@@ -265,5 +272,8 @@ class DraftPool:
     def _is_worth_waiting(self, seq_id: int, k: int) -> bool:
         if not self._is_served(seq_id) or not self.sessions.is_waiting(seq_id):
             return False
-        in_hand = self.sessions.drafts(seq_id, k)
-        return in_hand is None or len(in_hand.token_ids) < k
+        return self._num_in_hand(seq_id, k) < k
+
+    def _num_in_hand(self, seq_id: int, k: int) -> int:
+        drafts = self.sessions.drafts(seq_id, k)
+        return len(drafts.token_ids) if drafts is not None else 0

@@ -72,7 +72,7 @@ class RemoteProposer:
         return self._pool.available(seq_id)
 
     def propose(self, ks: Mapping[int, int], wait_s: float) -> dict[int, DraftTokens]:
-        self._pool.ask(ks, self._deadline_ms(wait_s))
+        self._pool.ask(ks, wait_s, self._deadline_ms(wait_s))
         self._wake()
         return self._pool.collect(ks, wait_s)
 
