@@ -46,7 +46,7 @@ test-unit: $(STAMP) ## Unit tests alone: one process, seconds
 test-clients: $(STAMP) $(CLIENT_STAMP) ## Tests of the light client in a venv of its own
 	SPECDEC_CLIENT_PYTHON=$(abspath $(CLIENT_VENV))/bin/python $(BIN)/python -m pytest tests/clients
 
-$(CLIENT_STAMP): pyproject.toml constraints.txt $(shell find specdec/client specdec/v1 -name '*.py' 2>/dev/null)
+$(CLIENT_STAMP): pyproject.toml constraints.txt $(shell find specdec/*.py specdec/client specdec/cli specdec/v1 -name '*.py')
 	rm -rf $(CLIENT_VENV)
 	$(PYTHON) -m venv $(CLIENT_VENV)
 	$(CLIENT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt .

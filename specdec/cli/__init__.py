@@ -1,0 +1,23 @@
+"""The `specdec` command.
+
+Importing this package is cheap: torch and the engine are loaded inside the commands that need
+them, so that `--help` answers at once and a light install can say what it lacks.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        from specdec.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        sys.exit(
+            f"the specdec command needs {error.name}, which the light client install leaves out: "
+            "pip install 'specdec[engine]' (or 'specdec[serve]' to run a server)"
+        )
+    app(prog_name="specdec")

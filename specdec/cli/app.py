@@ -1,0 +1,50 @@
+"""The command's tree: one line per command, each in a module of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from specdec import __version__
+from specdec.cli import audit, doctor, generate, models, serve
+from specdec.cli.console import CommandGroup
+
+app = typer.Typer(
+    name="specdec",
+    cls=CommandGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Serve language models faster by speculation, and unchanged.",
+    epilog=(
+        "Start here:\n\n    specdec models fetch smollm2\n\n"
+        '    specdec generate "Once upon a time" --show\n\n    specdec serve'
+    ),
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"specdec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+app.command(epilog=serve.EXAMPLES)(serve.serve)
+app.command(epilog=generate.EXAMPLES)(generate.generate)
+app.add_typer(models.app, name="models")
+app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
+app.command(epilog=audit.EXAMPLES)(audit.audit)

@@ -1,0 +1,269 @@
+"""`specdec generate`: continue one prompt, in this process or on a server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdec.cli.console import messages, output
+from specdec.cli.generation import (
+    Decode,
+    Outcome,
+    SpeculationSummary,
+    Step,
+    generate_local,
+    generate_remote,
+)
+from specdec.cli.local_engine import decoder, encode, open_engine
+from specdec.cli.options import (
+    DEMO_MODEL,
+    SAMPLING,
+    SPECULATION,
+    Draft,
+    DraftQuantization,
+    Dtype,
+    DtypeOption,
+    MaxK,
+    MaxTokens,
+    Quantization,
+    Seed,
+    SpeculationMode,
+    Target,
+    TargetQuantization,
+    Threads,
+    check_drafter,
+    draft_config,
+    engine_config,
+    speculation_params,
+)
+from specdec.cli.show import TokenPrinter, legend
+from specdec.params import SamplingParams
+
+if TYPE_CHECKING:
+    from specdec.config import DraftConfig, EngineConfig
+
+EXAMPLES = """Examples:
+
+    specdec generate "Once upon a time" --max-tokens 64
+
+    specdec generate "def add(a, b):" --draft smollm2 --draft-quantization int8 --show
+
+    specdec generate --file prompt.txt --chat --temperature 0.8 --seed 7 --json
+
+    specdec generate "Once upon a time" --address localhost:9000 --speculation fixed --k 4
+
+Exit status: 0 done, 1 failed, 2 bad input, 3 server unavailable or too slow."""
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The text to continue.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")
+    ] = None,
+    chat: Annotated[bool, typer.Option(help="Send the prompt as a user's chat message.")] = False,
+    show: Annotated[
+        bool, typer.Option(help="Colour the draft tokens: accepted, rejected, bonus.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object with text and token_ids.")
+    ] = False,
+    max_tokens: MaxTokens = 64,
+    temperature: Annotated[
+        float, typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING)
+    ] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass.", rich_help_panel=SAMPLING)] = 1.0,
+    top_k: Annotated[
+        int, typer.Option(help="Likeliest tokens kept; 0: all.", rich_help_panel=SAMPLING)
+    ] = 0,
+    min_p: Annotated[
+        float, typer.Option(help="Least share of the top probability.", rich_help_panel=SAMPLING)
+    ] = 0.0,
+    seed: Seed = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="Stop before this text; may be repeated.", rich_help_panel=SAMPLING),
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option(help="Go on after end-of-text.", rich_help_panel=SAMPLING)
+    ] = False,
+    speculation: Annotated[
+        SpeculationMode, typer.Option(help="Who chooses K.", rich_help_panel=SPECULATION)
+    ] = SpeculationMode.AUTO,
+    k: Annotated[
+        int | None,
+        typer.Option("--k", min=0, help="K of --speculation fixed.", rich_help_panel=SPECULATION),
+    ] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="draft or ngram.", rich_help_panel=SPECULATION)
+    ] = None,
+    verification: Annotated[
+        str,
+        typer.Option(help="auto, coupled, rejection or block.", rich_help_panel=SPECULATION),
+    ] = "auto",
+    address: Annotated[
+        str | None, typer.Option(help="host:port of a server; without it, run here.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="SPECDEC_API_KEY", help="API key for --address.")
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.001, help="Give up after this many seconds.")
+    ] = 600.0,
+    target: Target = DEMO_MODEL,
+    target_quantization: TargetQuantization = Quantization.NONE,
+    draft: Draft = None,
+    draft_quantization: DraftQuantization = Quantization.NONE,
+    dtype: DtypeOption = Dtype.AUTO,
+    threads: Threads = None,
+    max_num_speculative_tokens: MaxK = 8,
+) -> None:
+    """Continue a prompt, with speculation, and print the text as it comes."""
+    text = read_prompt(prompt, file)
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+        speculation=speculation_params(speculation, k, drafter, verification),
+    )
+    view = View.JSON if as_json else View.SHOW if show else View.TEXT
+    if address is not None:
+        outcome = _on_server(address, api_key, text, chat, params, timeout_s, view)
+    else:
+        check_drafter(drafter, draft, target)
+        config = engine_config(
+            target,
+            target_quantization,
+            draft is not None,
+            dtype,
+            threads,
+            max_num_speculative_tokens,
+        )
+        drafting = draft_config(
+            draft, draft_quantization, dtype, threads, max_num_speculative_tokens
+        )
+        outcome = _in_process(config, drafting, text, chat, params, timeout_s, view)
+    if view is View.JSON:
+        output().print_json(json.dumps(outcome.to_json()))
+    else:
+        output().print()
+        messages().print(summary(outcome), style="dim")
+
+
+class View(Enum):
+    """How a generation is shown."""
+
+    TEXT = "text"
+    SHOW = "show"
+    JSON = "json"
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt, from exactly one of the argument and the file (- is standard input)."""
+    if (prompt is None) == (file is None):
+        raise typer.BadParameter("give either a prompt or --file")
+    if file is None:
+        assert prompt is not None
+        return prompt
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"cannot read {file}: {error}") from None
+
+
+def _in_process(
+    config: EngineConfig,
+    drafting: DraftConfig | None,
+    text: str,
+    chat: bool,
+    params: SamplingParams,
+    timeout_s: float,
+    view: View,
+) -> Outcome:
+    from specdec.engine import GenerateRequest
+
+    with open_engine(config, drafting) as engine:
+        prompt_token_ids = encode(engine.tokenizer, text, chat)
+        request = GenerateRequest("cli", prompt_token_ids, params, timeout_s=timeout_s)
+        on_step = _printer(view, decoder(engine.tokenizer), prompt_token_ids)
+        return generate_local(engine, request, config.target.model, on_step)
+
+
+def _on_server(
+    address: str,
+    api_key: str | None,
+    text: str,
+    chat: bool,
+    params: SamplingParams,
+    timeout_s: float,
+    view: View,
+) -> Outcome:
+    from specdec.client import Client
+
+    with Client(address, api_key=api_key) as client:
+        prompt = [{"role": "user", "content": text}] if chat else text
+        context = client.tokenize(prompt) if view is View.SHOW else []
+        on_step = _printer(view, client.detokenize, context)
+        return generate_remote(client, prompt, client_options(params), timeout_s, on_step)
+
+
+def client_options(params: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters as the client's keywords. Each is sent, since the command line has
+    defaults of its own."""
+    wish = params.speculation
+    speculation = {name: getattr(wish, name) for name in ("mode", "k", "drafter", "verification")}
+    return {
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "seed": params.seed,
+        "stop": params.stop,
+        "ignore_eos": params.ignore_eos,
+        "speculation": {name: value for name, value in speculation.items() if value is not None},
+    }
+
+
+def _printer(view: View, decode: Decode, prompt_token_ids: list[int]) -> Callable[[Step], None]:
+    if view is View.JSON:
+        return lambda step: None
+    if view is View.SHOW:
+        messages().print(legend())
+        return TokenPrinter(output(), decode, prompt_token_ids)
+    console = output()
+    return lambda step: console.print(step.text, end="", markup=False)
+
+
+def summary(outcome: Outcome) -> str:
+    """One line: how much, how fast, and how speculation went."""
+    num_tokens = len(outcome.token_ids)
+    parts = [f"{num_tokens} tokens, {outcome.finish_reason}"]
+    if outcome.tokens_per_s is not None:
+        parts.append(f"{outcome.tokens_per_s:.1f} tokens/s")
+    if outcome.time_to_first_token_s is not None:
+        parts.append(f"first after {outcome.time_to_first_token_s * 1000:.0f} ms")
+    return "; ".join([*parts, _speculation_summary(outcome.speculation)])
+
+
+def _speculation_summary(speculation: SpeculationSummary) -> str:
+    rate = speculation.acceptance_rate
+    if rate is None:
+        why = f" ({speculation.disabled_reason})" if speculation.disabled_reason else ""
+        return f"nothing drafted{why}"
+    clipped = f"; k clipped to {speculation.clipped_k}" if speculation.clipped_k is not None else ""
+    return (
+        f"{speculation.num_draft_tokens} drafted by {speculation.drafter}, "
+        f"{speculation.num_accepted_tokens} accepted ({rate:.0%}), "
+        f"mean acceptance length {speculation.mean_acceptance_length:.2f}{clipped}"
+    )

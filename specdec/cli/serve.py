@@ -1,0 +1,238 @@
+"""`specdec serve`: start Ray Serve with a target and a draft on this machine, or on its cluster.
+
+It writes a Serve config or reads one, and hands it to `deployments.launch` by import path: the
+command line itself knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from specdec.cli.console import messages, output
+from specdec.cli.options import (
+    ENGINE,
+    Device,
+    DraftQuantization,
+    Dtype,
+    DtypeOption,
+    MaxK,
+    Quantization,
+    TargetQuantization,
+    Threads,
+)
+from specdec.errors import ConfigError, SpecdecError
+
+EXAMPLES = """Examples:
+
+    specdec serve
+
+    specdec serve --config deployments/configs/gpu-8b.yaml
+
+    specdec serve --target Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --tensor-parallel-size 2
+
+    specdec serve --target ./my-model --print-config > my-model.yaml
+
+Without --config and --target it serves the demo pair; specdec models fetch smollm2 first."""
+
+IMPORT_PATH = "deployments.app:build"
+LAUNCHER = "deployments.launch"
+DEMO_CONFIG = ("deployments.configs", "cpu-demo.yaml")
+SERVICER = "specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server"
+NETWORK = "Network"
+# Ray's CPUs are only a count for placement: half a one per CPU rank lets target, draft and gateway
+# share a machine of two cores.
+CPU_RANK_CPUS = 0.5
+
+
+def serve(
+    config: Annotated[
+        Path | None, typer.Option(help="A Serve config file; flags below are then not allowed.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Target: a name, folder or hub id.", rich_help_panel=ENGINE)
+    ] = None,
+    target_quantization: TargetQuantization = Quantization.NONE,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, help="Ranks of the target.", rich_help_panel=ENGINE)
+    ] = 1,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft model, a deployment of its own; without it, n-grams draft.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None,
+    draft_quantization: DraftQuantization = Quantization.NONE,
+    draft_tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, help="Ranks of the draft.", rich_help_panel=ENGINE)
+    ] = 1,
+    model_name: Annotated[
+        str | None, typer.Option(help="Name that clients use.", rich_help_panel=ENGINE)
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=2, help="Limit of prompt + output.", rich_help_panel=ENGINE)
+    ] = None,
+    device: Annotated[
+        Device, typer.Option(help="Where models run.", rich_help_panel=ENGINE)
+    ] = Device.AUTO,
+    dtype: DtypeOption = Dtype.AUTO,
+    threads: Threads = None,
+    max_num_speculative_tokens: MaxK = 8,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", rich_help_panel=NETWORK)
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="HTTP port; 8000.", rich_help_panel=NETWORK),
+    ] = None,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="gRPC port; 9000.", rich_help_panel=NETWORK),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RAY_ADDRESS",
+            help="A running Ray cluster; without it, Ray starts here.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    ready_timeout_s: Annotated[
+        float, typer.Option("--ready-timeout", min=1, help="Give up starting after these seconds.")
+    ] = 600.0,
+    print_config: Annotated[bool, typer.Option(help="Print the Serve config and stop.")] = False,
+) -> None:
+    """Serve a target and a draft over HTTP and gRPC until interrupted."""
+    if config is not None and target is not None:
+        raise typer.BadParameter("--config names the models already: leave --target out")
+    if target is None and draft is not None:
+        raise typer.BadParameter("--draft needs --target")
+    if target is None:
+        settings = read_config(config)
+    else:
+        on_gpu = device is Device.CUDA or (device is Device.AUTO and _has_gpu())
+        numbers: dict[str, Any] = {"dtype": dtype.value, "device": "cuda" if on_gpu else "cpu"}
+        if threads is not None:
+            numbers["num_threads"] = threads
+        settings = serve_config(
+            target={
+                "model": target,
+                "quantization": target_quantization.value,
+                "tensor_parallel_size": tensor_parallel_size,
+                **numbers,
+            },
+            draft=None
+            if draft is None
+            else {
+                "model": draft,
+                "quantization": draft_quantization.value,
+                "tensor_parallel_size": draft_tensor_parallel_size,
+                **numbers,
+            },
+            scheduler={"max_model_len": max_model_len} if max_model_len else {},
+            gateway={"model_name": model_name} if model_name else {},
+            max_num_speculative_tokens=max_num_speculative_tokens,
+            rank_resources={"num_gpus": 1} if on_gpu else {"num_cpus": CPU_RANK_CPUS},
+        )
+    apply_network(settings, host, http_port, grpc_port)
+    if print_config:
+        output().print(yaml.safe_dump(settings, sort_keys=False), end="", markup=False)
+        return
+    _launch(settings, ray_address, ready_timeout_s)
+
+
+def read_config(path: Path | None) -> dict[str, Any]:
+    """A Serve config as plain data; without a path, the demo's. The launcher checks its content."""
+    try:
+        if path is None:
+            text = resources.files(DEMO_CONFIG[0]).joinpath(DEMO_CONFIG[1]).read_text("utf-8")
+        else:
+            text = path.read_text("utf-8")
+        settings = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ModuleNotFoundError) as error:
+        raise ConfigError(
+            f"cannot read {path or DEMO_CONFIG[1]}: {error}", field="config"
+        ) from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: must hold a mapping, as `serve deploy` takes", field="config")
+    return settings
+
+
+def serve_config(
+    *,
+    target: dict[str, Any],
+    draft: dict[str, Any] | None,
+    scheduler: dict[str, Any],
+    gateway: dict[str, Any],
+    max_num_speculative_tokens: int,
+    rank_resources: dict[str, float],
+) -> dict[str, Any]:
+    """The Serve config of one application, as `serve deploy` takes it."""
+    speculation = {
+        "max_num_speculative_tokens": max_num_speculative_tokens,
+        "drafters": ["draft", "ngram"] if draft else ["ngram"],
+    }
+    arguments: dict[str, Any] = {
+        "target": {"target": target, "scheduler": scheduler, "speculation": speculation},
+        "gateway": gateway,
+        "target_resources": rank_resources,
+    }
+    if draft:
+        arguments["draft"] = {
+            "draft": draft,
+            "scheduler": scheduler,
+            "max_num_speculative_tokens": max(1, max_num_speculative_tokens),
+        }
+        arguments["draft_resources"] = rank_resources
+    application = {
+        "name": "specdec",
+        "route_prefix": "/",
+        "import_path": IMPORT_PATH,
+        "args": arguments,
+    }
+    return {"applications": [application]}
+
+
+def apply_network(
+    settings: dict[str, Any], host: str | None, http_port: int | None, grpc_port: int | None
+) -> None:
+    """Flags win over the file; what neither says is localhost, 8000 and 9000."""
+    http = settings.setdefault("http_options", {})
+    grpc = settings.setdefault("grpc_options", {})
+    http["host"] = host or http.get("host", "127.0.0.1")
+    http["port"] = http_port or http.get("port", 8000)
+    grpc["port"] = grpc_port or grpc.get("port", 9000)
+    grpc.setdefault("grpc_servicer_functions", [SERVICER])
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _launch(settings: dict[str, Any], ray_address: str | None, ready_timeout_s: float) -> None:
+    try:
+        launcher = import_module(LAUNCHER)
+    except ModuleNotFoundError as error:
+        raise SpecdecError(f"serving needs {error.name}: pip install 'specdec[serve]'") from None
+    launcher.launch(settings, ray_address, ready_timeout_s, _announce(settings))
+
+
+def _announce(settings: dict[str, Any]) -> Any:
+    host, port = settings["http_options"]["host"], settings["http_options"]["port"]
+    shown = "localhost" if host in ("127.0.0.1", "0.0.0.0") else host
+    lines = (
+        "[bold green]ready[/]",
+        f"  HTTP  http://{shown}:{port}/v1",
+        f"  gRPC  {shown}:{settings['grpc_options']['port']}",
+        f'  try   specdec generate "Once upon a time" --address '
+        f"{shown}:{settings['grpc_options']['port']} --show",
+        "  stop  Ctrl-C",
+    )
+    return lambda: messages().print("\n".join(lines))
