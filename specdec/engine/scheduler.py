@@ -26,7 +26,7 @@ class Schedule:
     admitted: those of `prefills` that were waiting before, their cached prefix already counted
         in `num_computed_tokens`. A recomputed one may have found all but its last token.
     preempted: back at the head of the queue without blocks, to be recomputed later.
-    out_of_memory: ended here, since alone they outgrew the whole pool: finish reason "length".
+    out_of_memory: ended here, since they outgrew the whole pool: finish reason "length".
     """
 
     decodes: list[Sequence] = field(default_factory=list)
@@ -68,8 +68,6 @@ class Scheduler:
         self.config = config
         self._blocks = block_manager
         self._max_model_len = max_model_len
-        # Each running sequence computes at least one token in every step, decode or prefill.
-        self._max_running = min(config.max_num_sequences, config.max_num_batched_tokens)
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self._sequences: dict[int, Sequence] = {}
@@ -155,10 +153,12 @@ class Scheduler:
         schedule.decodes = [seq for seq in self._running if not _is_prefill(seq)]
         budget = self.config.max_num_batched_tokens - len(schedule.decodes)
         reserved = draft_tokens_reserved if schedule.decodes else 0
-        # At least 1: `_max_running` leaves a token for each sequence that is not decoding.
+        # Whatever is reserved, 1 is left for prefill: all that run had a token in the last step,
+        # so there are never more of them than tokens.
         prefill_budget = min(budget, max(1, budget - reserved))
         prefill_budget -= self._continue_prefills(schedule, prefill_budget)
-        # What preemption took back must not be given away in the same step.
+        # A sequence preempted above must not come straight back: it could, where it held copies of
+        # blocks that others share.
         if not schedule.preempted:
             self._admit(schedule, prefill_budget)
         self._num_budget_tokens_left = budget - schedule.num_prefill_tokens
@@ -236,11 +236,11 @@ class Scheduler:
             seq = self._running[index]
             if self._blocks.ensure_capacity(seq.block_table, seq.num_tokens):
                 index += 1
-            elif len(self._running) > 1:
-                self._preempt_latest(schedule)
-            else:
+            elif self._blocks.blocks_for(seq.num_tokens) > self._blocks.num_blocks:
                 self.finish(seq)
                 schedule.out_of_memory.append(seq)
+            else:
+                self._preempt_latest(schedule)
 
     def _preempt_latest(self, schedule: Schedule) -> None:
         seq = self._running.pop()
@@ -261,7 +261,7 @@ class Scheduler:
         return budget - left
 
     def _admit(self, schedule: Schedule, budget: int) -> None:
-        while budget and self._waiting and len(self._running) < self._max_running:
+        while budget and self._waiting and len(self._running) < self.config.max_num_sequences:
             seq = self._waiting[0]
             if not self._allocate_all(seq):
                 return  # nobody overtakes the head of the queue

@@ -473,7 +473,8 @@ def test_cached_tokens_of_a_request_are_those_of_its_first_admission():
         pass
     scheduler.finish(first)
     schedule = scheduler.schedule()
-    assert schedule.prefills[0][1] < second.num_tokens  # it found its own blocks
+    assert schedule.admitted == [second]
+    assert second.num_computed_tokens == (second.num_tokens - 1) // 4 * 4 > 4  # its own blocks
     assert second.num_cached_tokens == 0
     assert scheduler.num_prefix_cache_hits == 0
 
@@ -553,6 +554,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kept = len(before) - len(schedule.preempted) - len(schedule.out_of_memory)
         assert schedule.preempted == list(before[kept:])[::-1][: len(schedule.preempted)]
         assert oldest not in schedule.preempted
+        assert not (schedule.preempted and schedule.admitted)
         for seq in schedule.preempted:
             assert (seq.block_table, seq.num_computed_tokens) == ([], 0)
 
