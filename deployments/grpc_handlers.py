@@ -27,6 +27,7 @@ from specdec.rpc.convert_params import (
 )
 from specdec.sequence import RequestMetrics, SequenceOutput, TokenLogprobs
 from specdec.v1 import inference_pb2 as pb
+from specdec.v1 import sampling_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,13 @@ FINISH_REASONS = {
     "length": pb.FINISH_REASON_LENGTH,
     "abort": pb.FINISH_REASON_ABORT,
     "error": pb.FINISH_REASON_ERROR,
+}
+
+
+SPECULATION_MODES = {
+    "auto": sampling_pb2.SPECULATION_MODE_AUTO,
+    "off": sampling_pb2.SPECULATION_MODE_OFF,
+    "fixed": sampling_pb2.SPECULATION_MODE_FIXED,
 }
 
 
@@ -219,6 +227,7 @@ def _add_metrics(message: pb.GenerateResponse, metrics: RequestMetrics) -> None:
             drafter=metrics.drafter or "",
             verification=verification_to_wire(metrics.verification),
             disabled_reason=metrics.disabled_reason or "",
+            mode=SPECULATION_MODES[metrics.mode],
             clipped_k=metrics.clipped_k,
         )
     )

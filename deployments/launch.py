@@ -52,7 +52,7 @@ def launch(
             on_ready()
             stop.wait()
     finally:
-        serve.shutdown()  # type: ignore[no-untyped-call]
+        serve.shutdown()
         ray.shutdown()
 
 
