@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from specdec.config import DraftConfig
 from specdec.engine.draft_engine import DraftEngine
 from specdec.errors import ConfigError
 from specdec.model.executor import Executor, build_executor
-from specdec.model.tokenizer import eos_token_ids, load_tokenizer, tokenizer_hash
+from specdec.model.tokenizer import load_eos_token_ids, load_tokenizer, tokenizer_hash, vocabulary
 from specdec.speculation.messages import PROTOCOL_VERSION, DraftInfo
 
 DRAFTER_KIND = "draft_model"
 
 
-def build_draft_engine(config: DraftConfig) -> tuple[DraftEngine, list[str]]:
-    """The engine and its tokenizer's tokens by id. Raises ConfigError for a model that cannot be
+def build_draft_engine(config: DraftConfig) -> tuple[DraftEngine, PreTrainedTokenizerBase]:
+    """The engine and its model's tokenizer. Raises ConfigError for a model that cannot be
     served."""
     tokenizer = load_tokenizer(config.draft)
     executor = build_executor(
         config.draft, config.cache, config.scheduler, config.max_num_speculative_tokens
     )
     info = _draft_info(config, executor, tokenizer_hash(tokenizer))
-    engine = DraftEngine(executor, config, info, eos_token_ids(config.draft))
-    return engine, token_strings(tokenizer)
+    return DraftEngine(executor, config, info, load_eos_token_ids(config.draft)), tokenizer
 
 
-def token_strings(tokenizer: Any) -> list[str]:
+def token_strings(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """A tokenizer's tokens by id, as it writes them; "" for an id without a token."""
-    vocabulary: dict[str, int] = tokenizer.get_vocab()
-    strings = [""] * (max(vocabulary.values(), default=-1) + 1)
-    for token, token_id in vocabulary.items():
+    tokens = vocabulary(tokenizer)
+    strings = [""] * (tokens[-1][0] + 1 if tokens else 0)
+    for token_id, token in tokens:
         strings[token_id] = token
     return strings
 

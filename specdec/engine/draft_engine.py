@@ -27,6 +27,10 @@ from specdec.step_plan import StepPlan
 # A session that lacks at most so many tokens drafts: one, two after full acceptance, a few more
 # after steps that went without a draft. More than that is catch-up.
 MAX_DRAFT_QUERY = 8
+# A session asked so recently will be asked again soon; its next ask should not find the model
+# busy for longer than this with somebody's prompt.
+ACTIVE_S = 1.0
+MAX_BLOCKING_S = 0.02
 
 
 class DraftEngine:
@@ -141,15 +145,16 @@ class DraftEngine:
         drafts: list[Work] = []
         catch_ups: list[Work] = []
         for session in filter(self._grant, self.sessions.asked()):
-            work = Work(session, session.num_pending_tokens)
-            (drafts if work.num_tokens <= MAX_DRAFT_QUERY else catch_ups).append(work)
+            num_tokens = session.num_pending_tokens
+            work = Work(session, num_tokens, is_catch_up=num_tokens > MAX_DRAFT_QUERY)
+            (catch_ups if work.is_catch_up else drafts).append(work)
         is_busy = bool(drafts or catch_ups)
         for session in self.sessions.all():
             if session.ask is not None or not self._deserves_catch_up(session):
                 continue
             if (is_busy and session.is_ready) or not self._grant(session):
                 continue
-            catch_ups.append(Work(session, session.num_lagging_tokens))
+            catch_ups.append(Work(session, session.num_lagging_tokens, is_catch_up=True))
         # A later grant may have evicted an earlier session, or found all of one in the cache.
         return drafts, [work for work in catch_ups if work.session.is_wanted and work.num_tokens]
 
@@ -162,11 +167,16 @@ class DraftEngine:
         return not session.is_ready or session.num_lagging_tokens >= self.executor.block_size
 
     def _catch_up_limit(self, drafts: list[Work]) -> int:
-        """Catch-up tokens that may run beside drafting without making it miss its deadlines."""
+        """Catch-up tokens that may run without making drafting miss its deadlines: those that are
+        known, or, between the rounds of active sessions, those of the asks to come."""
         now_s, step_s = self._clock(), self.cost.draft_step_s or 0.0
         asks = [(w.session.ask, len(w.session.tail)) for w in drafts if w.session.ask is not None]
         slacks = [ask.deadline_s - now_s - step_s * (ask.k - done) for ask, done in asks]
-        return self.cost.catch_up_tokens(min(slacks, default=0.0), self.executor.block_size)
+        if any(s.is_ready and now_s - s.last_used_s < ACTIVE_S for s in self.sessions.all()):
+            slacks.append(MAX_BLOCKING_S)
+        if not slacks:
+            return self.config.scheduler.max_num_batched_tokens
+        return self.cost.catch_up_tokens(min(slacks), self.executor.block_size)
 
     def _run(self, works: list[Work]) -> None:
         """Execute one pass, sample where a session's known tokens end, answer who is done."""
@@ -190,7 +200,8 @@ class DraftEngine:
             self.memory.register(work.session)
         if sampled:
             self._sample(logits, sampled)
-        self.cost.observe(_num_catch_up_tokens(works), self._clock() - started_s)
+        num_catch_up = sum(work.num_tokens for work in works if work.is_catch_up)
+        self.cost.observe(num_catch_up, self._clock() - started_s)
         for session in sampled:
             if session.is_answerable:
                 self.sessions.answer(session)
@@ -235,10 +246,6 @@ class DraftEngine:
             is_told = session.is_ready or not session.is_wanted or session.ask is not None
             if not is_told and not session.num_lagging_tokens:
                 self.sessions.answer(session)
-
-
-def _num_catch_up_tokens(works: list[Work]) -> int:
-    return sum(work.num_tokens for work in works if work.num_tokens > MAX_DRAFT_QUERY)
 
 
 def _rows(session: Session) -> SequenceRows:

@@ -21,6 +21,7 @@ class Work:
 
     session: Session
     num_tokens: int
+    is_catch_up: bool
 
 
 class FairShare:
@@ -97,11 +98,11 @@ class DraftScheduler:
         self._catching_up = FairShare()
 
     def select(self, drafts: list[Work], catch_ups: list[Work], max_catch_up: int) -> list[Work]:
-        """Drafting work, then catch-up with what is left, at most `max_catch_up` tokens where
-        there is drafting. Waiting catch-up always gets a seat and a share of the tokens."""
+        """Drafting work, then catch-up with what is left, at most `max_catch_up` tokens. Waiting
+        catch-up always gets a seat and a share of the tokens."""
         tokens, seats = self._max_num_tokens, self._max_num_sequences
         if not drafts:
-            return self._catching_up.admit(catch_ups, tokens, seats)
+            return self._catching_up.admit(catch_ups, min(tokens, max_catch_up), seats)
         if not catch_ups:
             return self._drafting.admit(drafts, tokens, seats)
         kept_tokens = min(max(1, tokens // CATCH_UP_SHARE), tokens - 1)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from specdec.config import DraftConfig
-from specdec.engine.draft_builder import build_draft_engine
+from specdec.engine.draft_builder import build_draft_engine, token_strings
 from specdec.engine.draft_engine import DraftEngine
 from specdec.engine.draft_store import Outbox
 from specdec.engine.draft_warmup import warm_up_draft
@@ -186,7 +186,7 @@ class DraftThread:
         if isinstance(error, UnavailableError) or self._num_failures >= MAX_CONSECUTIVE_FAILURES:
             self._fault = f"{type(error).__name__}: {error}"
         else:
-            time.sleep(FAILURE_PAUSE_S)
+            time.sleep(FAILURE_PAUSE_S * 2**self._num_failures)
 
     def _send(self, sent: Outbox) -> None:
         by_target: dict[str, list[DraftMessage]] = {}
@@ -202,8 +202,8 @@ class DraftThread:
 def build_draft_thread(config: DraftConfig) -> DraftThread:
     """Load the draft model and start its thread. Raises ConfigError for a model that cannot be
     served."""
-    engine, vocabulary = build_draft_engine(config)
-    return DraftThread(engine, vocabulary)
+    engine, tokenizer = build_draft_engine(config)
+    return DraftThread(engine, token_strings(tokenizer))
 
 
 def _deliver_safely(target: str, deliver: Deliver, messages: list[DraftMessage]) -> None:

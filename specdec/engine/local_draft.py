@@ -11,16 +11,17 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 
+from transformers import PreTrainedTokenizerBase
+
 from specdec.config import DraftConfig
-from specdec.engine.detokenizer import TokenDecoder
-from specdec.engine.draft_builder import build_draft_engine, token_strings
+from specdec.engine.draft_builder import build_draft_engine
 from specdec.engine.draft_engine import DraftEngine
 from specdec.engine.draft_store import Outbox
 from specdec.engine.draft_warmup import warm_up_draft
 from specdec.errors import ConfigError
+from specdec.model.tokenizer import first_difference
 from specdec.sequence import Sequence
 from specdec.speculation.draft_sessions import PREFILLING, DraftSessions
-from specdec.speculation.handshake import vocabulary_fault
 from specdec.speculation.messages import Heartbeat, TargetMessage
 from specdec.speculation.proposer import Committed, DraftTokens
 
@@ -121,16 +122,15 @@ class LocalDraftProposer:
 
 
 def build_local_draft(
-    config: DraftConfig, tokenizer: TokenDecoder | None, vocab_size: int
+    config: DraftConfig, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int
 ) -> LocalDraftProposer:
     """Load the draft model of `config` for a target with this tokenizer and vocabulary size.
 
     Raises ConfigError where a token means something else to the draft, naming it.
     """
-    engine, vocabulary = build_draft_engine(config)
-    if tokenizer is not None:
-        fault = vocabulary_fault(token_strings(tokenizer), vocabulary)
-        if fault is not None:
-            engine.executor.shutdown()
-            raise ConfigError(f"the draft does not fit the target: {fault}", field="draft.model")
+    engine, draft_tokenizer = build_draft_engine(config)
+    difference = tokenizer and first_difference(tokenizer, draft_tokenizer)
+    if difference:
+        engine.executor.shutdown()
+        raise ConfigError(f"the draft does not fit the target: {difference}", field="draft.model")
     return LocalDraftProposer(engine, vocab_size)

@@ -35,7 +35,7 @@ PREFILLING = "draft_prefilling"
 NUM_PAUSED_COMMITS = 32
 MAX_FRUITLESS_OPENS = 8
 
-_FOR_GOOD = frozenset({"context_full"})
+_FOR_GOOD = frozenset({"context_full", "unsupported"})
 _PAUSING = frozenset({"kv_full", "draining"})
 
 

@@ -276,6 +276,20 @@ def test_catch_up_beside_drafting_respects_its_deadline():
     assert clock.now_s - asked_s <= 0.050
 
 
+def test_a_long_prompt_does_not_block_the_rounds_of_active_sessions():
+    """It proceeds between the rounds, in passes short enough for the next ask."""
+    engine, clock = timed(pass_s=0.005, token_s=0.001)
+    drafting = ready(engine)
+    long = Peer(engine, [1 + i % 30 for i in range(200)], COUPLED, session_id=2)
+    drafting.ask(drafting.future(1), 2)
+    for _ in range(12):
+        asked_s = clock.now_s
+        engine.step()  # the target verifies meanwhile
+        assert clock.now_s - asked_s <= 0.030
+        drafting.ask(drafting.future(1), 2)
+    assert long.session.num_lagging_tokens == 0
+
+
 @pytest.mark.parametrize("seats", [2, 4])
 def test_a_busy_target_does_not_starve_another(seats):
     """16 sessions against 1, for few seats: the one gets a seat in nearly every pass."""
@@ -328,6 +342,17 @@ def test_a_session_that_outgrows_the_pool_answers_what_fits_then_makes_room():
     assert peer.ask(peer.future(1), 8).token_ids == peer.future(3)
     assert peer.ask(peer.future(3), 8).reason == "kv_full"
     assert engine.memory.blocks.num_used_blocks == 0
+
+
+def test_rejected_tokens_give_their_blocks_back():
+    engine = make_engine()
+    peer = ready(engine)
+    peer.ask(peer.future(1), 8)
+    assert len(peer.session.block_table) == 5  # 12 committed tokens and 7 of the drafted
+    peer.commit([other(peer.future(1)[0])], k=0)
+    assert len(peer.session.block_table) == 4
+    peer.close()
+    assert engine.memory.num_held("a") == 0
 
 
 def test_a_target_keeps_to_its_share():

@@ -61,7 +61,7 @@ class DraftEngineMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         num_accepted=st.integers(0, 4),
-        following=st.integers(1, VOCAB_SIZE - 1),
+        following=st.lists(st.integers(1, VOCAB_SIZE - 1), min_size=1, max_size=3),
         k=st.integers(0, 6),
         deadline_ms=st.sampled_from([0.0, 5.0, 25.0, 1e6]),
     )
@@ -70,7 +70,7 @@ class DraftEngineMachine(RuleBasedStateMachine):
         if len(peer.text) > 45:
             return
         accepted = self.drafted.pop(peer, [])[:num_accepted]
-        self.messages.append((peer, peer.commit([*accepted, following], k, deadline_ms)))
+        self.messages.append((peer, peer.commit([*accepted, *following], k, deadline_ms)))
 
     @precondition(lambda self: self.messages)
     @rule(data=st.data())
