@@ -28,6 +28,8 @@ Ints = NDArray[np.int64]
 
 CALIBRATION_STEPS = 2
 CALIBRATION_K = 2
+# A drafter may decline, say while it computes the prompt: the prior serves if it goes on so.
+MAX_CALIBRATION_TRIALS = 8
 BASELINE_EVERY_STEPS = 100
 BASELINE_GROWTH = 8
 GUARDED_FROM_BASELINE_STEPS = 6
@@ -49,10 +51,11 @@ class GoodputController:
     def __init__(self, config: SpeculationConfig, profile: SequenceOf[ProfilePoint] = ()) -> None:
         self._max_k = config.max_num_speculative_tokens
         self._acceptance = AcceptanceModel(self._max_k)
-        self._cost = CostModel(profile)
+        self._cost = CostModel(self._max_k, profile)
         self._guard = Guard()
         self._prober = Prober()
         self._wait = WaitPolicy(config.max_wait_ms / 1000)
+        self._num_trials: dict[str, int] = defaultdict(int)
         self._delivered: dict[str, float] = defaultdict(lambda: 1.0)
         self._num_baseline_steps = CALIBRATION_STEPS if profile else 0
         self._steps_since_baseline = 0
@@ -99,7 +102,9 @@ class GoodputController:
         if self._num_baseline_steps < CALIBRATION_STEPS:
             return step.fixed_ks
         for index, drafter in enumerate(step.drafters):
-            if self._cost.num_proposals(drafter) < CALIBRATION_STEPS:
+            known = self._cost.num_proposals(drafter) >= CALIBRATION_STEPS
+            if not known and self._num_trials[drafter] < MAX_CALIBRATION_TRIALS:
+                self._num_trials[drafter] += 1
                 trial = np.where(step.drafter == index, np.minimum(step.max_k, CALIBRATION_K), 0)
                 return step.fixed_ks + trial
         return None
@@ -131,7 +136,7 @@ class GoodputController:
         )
         return StepCosts(
             run_s=lambda added: self._cost.run_s(step.num_tokens + added, step.num_kv_tokens),
-            propose=tuple(self._cost.propose_cost(name, self._max_k) for name in step.drafters),
+            propose=tuple(self._cost.propose_cost(name) for name in step.drafters),
             excused_s=max(float(with_prefill_s - alone_s), 0.0),
         )
 
@@ -189,12 +194,17 @@ class GoodputController:
         if result.num_tokens > 0:
             self._cost.observe_run(result.num_tokens, result.num_kv_tokens, run_s)
         if asked:
-            self._cost.observe_propose(asked, result.propose_s)
-            self._wait.observe(result.propose_s)
+            self._observe_wait(result, asked)
         self._count_baseline(result, bool(asked))
         self._observe_acceptance(result.sequences)
         self._prober.end_step(result.step_s)
         self._observe_speed(result)
+
+    def _observe_wait(self, result: StepResult, asked: dict[str, tuple[int, int]]) -> None:
+        """A drafter that declined at once has not shown how long drafting takes."""
+        timed_out = self._wait.observe(result.propose_s)
+        if timed_out or any(r.num_draft_tokens > 0 for r in result.sequences):
+            self._cost.observe_propose(asked, result.propose_s)
 
     def _count_baseline(self, result: StepResult, asked: bool) -> None:
         if asked:

@@ -200,7 +200,9 @@ class ProfilePoint:
 class CostModel:
     """Seconds of a step = the target's over (tokens, KV tokens) + each drafter's over its depth."""
 
-    def __init__(self, profile: SequenceOf[ProfilePoint] = ()) -> None:
+    def __init__(self, max_k: int, profile: SequenceOf[ProfilePoint] = ()) -> None:
+        self._max_k = max_k
+        self._propose_costs: dict[str, ProposeCost] = {}
         self.run = LatencyCurve(RELATIVE_TOKEN_S, starts_at_zero=False)
         self._drafters: dict[str, LatencyCurve] = {}
         for point in profile:
@@ -214,21 +216,23 @@ class CostModel:
         curve = self._drafters.get(drafter)
         return curve.count if curve else 0
 
-    def propose_cost(self, drafter: str, max_k: int) -> ProposeCost:
+    def propose_cost(self, drafter: str) -> ProposeCost:
         """Seconds that a step waits for a drafter: a batched draft runs as many steps as its
         deepest sequence has draft tokens. Unknown: a prior."""
-        depths = np.arange(max_k + 1)
         curve = self._drafters.get(drafter)
+        depths = np.arange(self._max_k + 1)
         if curve is None:
             per_step = prior_of(drafter).relative_draft_s * float(self.run.predict(1, 0))
             return ProposeCost((per_step * depths).astype(np.float64), 0.0)
-        by_depth = curve.predict(depths, 0)
-        by_depth[0] = 0.0
-        return ProposeCost(by_depth, float(curve.predict(0, 1)))
+        if drafter not in self._propose_costs:
+            by_depth = curve.predict(depths, 0)
+            by_depth[0] = 0.0
+            self._propose_costs[drafter] = ProposeCost(by_depth, float(curve.predict(0, 1)))
+        return self._propose_costs[drafter]
 
     def propose_s(self, drafter: str, depth: int, num_draft_tokens: int) -> float:
         """Seconds waited for `num_draft_tokens` in all, at most `depth` for one sequence."""
-        cost = self.propose_cost(drafter, depth)
+        cost = self.propose_cost(drafter)
         return float(cost.by_depth[depth]) + cost.per_token_s * num_draft_tokens
 
     def propose_error(self, drafter: str) -> float:
@@ -251,3 +255,4 @@ class CostModel:
             others = sum(s for other, s in expected.items() if other != name)
             curve = self._drafters.setdefault(name, LatencyCurve(0.0, starts_at_zero=True))
             curve.observe(depth, tokens, max(seconds - others, 0.0))
+            self._propose_costs.pop(name, None)

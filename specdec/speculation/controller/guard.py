@@ -12,7 +12,7 @@ TRIP_RATIO = 0.98
 WINDOW_S = 2.0
 WINDOW_STEPS = 50
 MAX_WINDOWS = 8
-STANDARD_ERRORS = 2.0
+STANDARD_ERRORS = 2.5
 COOL_DOWN_S = 5.0
 MAX_COOL_DOWN_S = 300.0
 FORGIVEN_AFTER_WINDOWS = 20
@@ -35,7 +35,7 @@ class Guard:
         self._start_window()
 
     def _start_window(self) -> None:
-        self._steps = 0
+        self._steps = self._num_looks = 0
         self._baseline_s = self._measured_s = 0.0
         self._sum_squares = 0.0
 
@@ -49,8 +49,10 @@ class Guard:
         self._baseline_s += baseline_s
         self._measured_s += measured_s
         self._sum_squares += (baseline_s - TRIP_RATIO * measured_s) ** 2
-        if self._steps < WINDOW_STEPS or self._measured_s < WINDOW_S:
+        windows = self._num_looks + 1
+        if self._steps < windows * WINDOW_STEPS or self._measured_s < windows * WINDOW_S:
             return
+        self._num_looks += 1
         self.ratio = self._baseline_s / self._measured_s
         if self.ratio >= TRIP_RATIO:
             self._pass()
@@ -62,7 +64,7 @@ class Guard:
         surplus = self._baseline_s - TRIP_RATIO * self._measured_s
         variance = self._sum_squares - surplus**2 / self._steps
         certain = surplus + STANDARD_ERRORS * math.sqrt(max(variance, 0.0)) < 0
-        return certain or self._steps >= MAX_WINDOWS * WINDOW_STEPS
+        return certain or self._num_looks >= MAX_WINDOWS
 
     def _trip(self, now_s: float) -> None:
         self.num_trips += 1

@@ -19,6 +19,8 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # A depth is left only for one that promises this much more: K must not flap on noise.
 KEEP_DEPTH = 0.99
 SLOPE_TOKENS = 2
+# Less is not worth a token even where its measured cost is nothing: no measurement is that good.
+MIN_SURVIVAL = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,9 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """ks: [sequences]. Goodput in expected committed tokens per second; `baseline` with k = 0.
+    """ks: [sequences]; depth: the largest k that was free to choose.
 
+    goodput, baseline: expected committed tokens per second, as decided and with k = 0.
     shadow_price: lambda = goodput * dT/dn, the survival that a draft position must exceed to be
     worth its token in the target's step (literature 7.2).
     """
@@ -101,8 +104,8 @@ def decide(
     """
     ranking = _Ranking(candidates, fixed_ks, costs)
     best = max((ranking.best(depth) for depth in ranking.depths), key=lambda plan: plan.goodput)
-    kept = ranking.best(last_depth) if last_depth in ranking.depths else best
-    if kept.goodput >= KEEP_DEPTH * best.goodput:
+    kept = ranking.reaching(last_depth)
+    if kept and kept.goodput >= KEEP_DEPTH * best.goodput:
         best = kept
     base = ranking.nothing
     extra_s = best.seconds - base.seconds
@@ -132,6 +135,7 @@ class _Ranking:
         self._drafter = candidates.drafter
         rows, columns = candidates.survival.shape
         valid = np.arange(columns) < candidates.max_k[:, None]
+        valid &= candidates.survival >= MIN_SURVIVAL
         flat = np.flatnonzero(valid)
         # A row's survivals fall, so that what is chosen of it is a prefix.
         order = flat[np.argsort(-candidates.survival.reshape(-1)[flat])]
@@ -142,20 +146,22 @@ class _Ranking:
         self._run_s = costs.run_s(np.arange(num_costs) + int(fixed_ks.sum()))
         deepest = int(candidates.max_k.max(initial=0))
         self.depths = [d for d in DEPTHS if d < deepest] + [deepest]
-        self.nothing = self._plan(0)
-        self._plans = {depth: self._plan(depth) for depth in self.depths}
+        self.nothing = self.best(0)
 
-    def best(self, depth: int) -> _Plan:
-        """The best budget with every k at most `depth`, one of `depths`."""
-        return self._plans[depth]
+    def reaching(self, depth: int) -> _Plan | None:
+        """The best budget whose largest k is `depth`, if that can be reached."""
+        reached = np.flatnonzero(self._depth[self._depth <= depth] == depth)
+        return self.best(depth, int(reached[0]) + 1) if len(reached) else None
 
-    def _plan(self, depth: int) -> _Plan:
+    def best(self, depth: int, min_budget: int = 0) -> _Plan:
+        """The best budget with every k at most `depth`."""
         allowed = self._depth <= depth
         gained = np.cumsum(self._survival[allowed])
         tokens = self._base_tokens + np.concatenate(([0.0], gained))
         seconds = self._run_s[: len(tokens)] - self._costs.excused_s
         seconds = seconds + self._propose_s(self._row[allowed], self._depth[allowed])
-        budget = int(np.argmax(tokens / np.maximum(seconds, 1e-9)))
+        scores = tokens / np.maximum(seconds, 1e-9)
+        budget = min_budget + int(np.argmax(scores[min_budget:]))
         return _Plan(depth, budget, float(tokens[budget]), float(seconds[budget]))
 
     def _propose_s(self, row: Ints, depth: Ints) -> Floats:
@@ -173,10 +179,10 @@ class _Ranking:
 
     def decision(self, plan: _Plan) -> Decision:
         rows = self._row[self._depth <= plan.depth][: plan.budget]
-        ks = np.bincount(rows, minlength=len(self._fixed_ks)) + self._fixed_ks
+        ks = np.bincount(rows, minlength=len(self._fixed_ks))
         return Decision(
-            ks=ks,
-            depth=plan.depth,
+            ks=ks + self._fixed_ks,
+            depth=int(ks.max(initial=0)),
             expected_tokens=plan.tokens - self._base_tokens,
             goodput=plan.goodput,
             baseline=self.nothing.goodput,

@@ -10,6 +10,7 @@ ERRORS = 3.0
 SLACK_S = 0.002
 PATIENCE_DECAY = 0.9
 TIMED_OUT = 0.95
+MAX_PATIENCE = 1024.0
 
 
 class WaitPolicy:
@@ -23,18 +24,24 @@ class WaitPolicy:
         self.num_timeouts = 0
 
     def set(self, expected_s: float | None, relative_error: float, worth_s: float) -> None:
-        """Set the limit of the coming step. `expected_s` None: unknown as yet. `worth_s`: longer
-        than this, waiting loses more than the proposal can gain."""
+        """Set the limit of the coming step.
+
+        expected_s: the usual time, None while unknown.
+        worth_s: the time whose tokens the proposal can make up for. The usual time is sunk in the
+            decision to ask; beyond it the step waits no longer than this.
+        """
         limit = self._max_wait_s
         if expected_s is not None:
             usual = MARGIN * expected_s * (1 + ERRORS * relative_error) + SLACK_S
-            limit = min(limit, usual * self._patience)
-        self.limit_s = min(limit, worth_s)
+            limit = min(limit, usual * self._patience, expected_s + worth_s)
+        self.limit_s = limit
 
-    def observe(self, waited_s: float) -> None:
-        """Learn from a wait for proposals that were asked for."""
-        if waited_s >= TIMED_OUT * self.limit_s > SLACK_S:
+    def observe(self, waited_s: float) -> bool:
+        """Learn from a wait for proposals that were asked for; whether it ran into the limit."""
+        timed_out = waited_s >= TIMED_OUT * self.limit_s
+        if timed_out:
             self.num_timeouts += 1
-            self._patience = min(2 * self._patience, 1024.0)
+            self._patience = min(2 * self._patience, MAX_PATIENCE)
         else:
             self._patience = max(1.0, PATIENCE_DECAY * self._patience)
+        return timed_out
