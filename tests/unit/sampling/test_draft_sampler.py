@@ -8,6 +8,8 @@ import torch
 from specdec.params import SamplingParams
 from specdec.sampling.coupled import coupled_tokens
 from specdec.sampling.draft_sampler import DraftItem, sample_draft
+from specdec.sampling.law import TOTAL_WEIGHT, SparseLaw
+from specdec.sampling.philox import Domain, uniform
 from specdec.sampling.processors import probs
 from specdec.sequence import Verification
 
@@ -52,6 +54,22 @@ def test_sampled_frequencies_are_those_of_the_law_that_is_sent():
     expected = law.probs * len(keys)
     assert counts.sum() == len(keys)
     assert float(((counts - expected) ** 2 / expected).sum()) < 20.6  # 0.999, 5 degrees
+
+
+def test_draws_reach_over_the_whole_law(monkeypatch):
+    """The integer is the draw of the proposal's own domain, scaled to the law's 65535 units."""
+    integers = []
+    sample = SparseLaw.sample
+
+    def recorded(self, integer):
+        integers.append(integer)
+        return sample(self, integer)
+
+    monkeypatch.setattr(SparseLaw, "sample", recorded)
+    items = [DraftItem(SAMPLED, 5, Verification.BLOCK, p, 3, 6) for p in range(50)]
+    sample_draft(random_logits(50), items)
+    draws = [uniform(5, Domain.PROPOSAL, p, round=3) for p in range(50)]
+    assert integers == [int(draw * TOTAL_WEIGHT) for draw in draws]
 
 
 def test_filters_of_the_request_shape_the_law():

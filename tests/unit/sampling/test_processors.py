@@ -223,6 +223,12 @@ def test_filters_keep_all_that_tie_with_the_last_one():
         assert probs(logits, params)[0].nonzero().flatten().tolist() == kept
 
 
+def test_nucleus_ends_where_the_mass_is_reached_exactly():
+    logits = torch.tensor([[-math.log(2), 0.0, -math.log(2)]], dtype=torch.float64)
+    assert torch.softmax(logits, -1)[0].tolist() == [0.25, 0.5, 0.25]
+    assert probs(logits, SamplingParams(top_p=0.5))[0].tolist() == [0.0, 1.0, 0.0]
+
+
 @pytest.mark.parametrize("temperature", [1e-3, 1e-300, 5e-324])
 @pytest.mark.parametrize("magnitude", [1.0, 1e30, -1e30])
 def test_tiny_temperature_is_nearly_greedy_and_never_nan(temperature, magnitude):
