@@ -1,6 +1,6 @@
 """How long a proposal takes between two processes, the draft's own work left out.
 
-    python -m benchmarks.round_trip [--sequences 1 8 32] [--rounds 2000] [--busy] [--switch-interval-ms 0.5]
+    python -m benchmarks.round_trip [--sequences 1 8 32] [--busy [--switch-interval-ms 0.5]]
 
 The draft is a process of its own that answers every Commit at once; the target asks through
 `RemoteProposer`, as the engine does, and waits. What is measured is everything between `propose`

@@ -83,10 +83,18 @@ class LoopThread:
         asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """End the thread; what still runs on the loop is abandoned."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        """Cancel what still runs on the loop, and end the thread."""
+        asyncio.run_coroutine_threadsafe(self._end(timeout_s / 2), self.loop)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             logger.warning("thread %s did not end within %.1f s", self._thread.name, timeout_s)
         else:
             self.loop.close()
+
+    async def _end(self, timeout_s: float) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+        self.loop.stop()
