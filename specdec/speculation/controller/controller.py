@@ -102,10 +102,11 @@ class GoodputController:
         if self._num_baseline_steps < CALIBRATION_STEPS:
             return step.fixed_ks
         for index, drafter in enumerate(step.drafters):
-            known = self._cost.num_proposals(drafter) >= CALIBRATION_STEPS
-            if not known and self._num_trials[drafter] < MAX_CALIBRATION_TRIALS:
+            if self._cost.num_proposals(drafter) >= CALIBRATION_STEPS:
+                continue
+            trial = np.where(step.drafter == index, np.minimum(step.max_k, CALIBRATION_K), 0)
+            if trial.any() and self._num_trials[drafter] < MAX_CALIBRATION_TRIALS:
                 self._num_trials[drafter] += 1
-                trial = np.where(step.drafter == index, np.minimum(step.max_k, CALIBRATION_K), 0)
                 return step.fixed_ks + trial
         return None
 

@@ -141,6 +141,12 @@ def test_no_k_beyond_the_limit_of_a_sequence_or_without_a_drafter() -> None:
     assert control.plan(BatchState([], 300, 300, world.now_s)) == []
 
 
+def test_an_operator_may_forbid_all_drafting() -> None:
+    world = World(controller(max_k=0), {1: 0.9, 2: 0.9}, fixed_k={2: 4})
+    world.steps(30)
+    assert set(world.ks[1]) == set(world.ks[2]) == {0}
+
+
 def test_profile_saves_the_measuring_of_the_baseline() -> None:
     profile = [ProfilePoint(1, 200, 0.06), ProfilePoint(9, 200, 0.08)]
     control = GoodputController(SpeculationConfig(), profile)
