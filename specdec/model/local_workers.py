@@ -14,6 +14,7 @@ import time
 import traceback
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from typing import NoReturn
 
 import torch.multiprocessing as multiprocessing
 
@@ -50,6 +51,11 @@ class LocalWorkers:
         """Process ids of ranks 1, 2, ..."""
         return [process.pid for process in self._processes if process.pid is not None]
 
+    @property
+    def exit_codes(self) -> list[int | None]:
+        """Of ranks 1, 2, ...; None while a rank lives, negative where a signal ended it."""
+        return [process.exitcode for process in self._processes]
+
     def lost(self) -> str | None:
         """How the first rank ended that did not end because of another one."""
         wait([process.sentinel for process in self._processes], timeout=_REAP_S)
@@ -76,16 +82,20 @@ def _describe_exit(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def _worker_process(rank: int, spec: RankSpec, host: str, port: int) -> None:
-    """A worker's main function. Leaves without clean-up on failure: with a rank lost, freeing a
-    CUDA communicator could wait for ever."""
+def _worker_process(rank: int, spec: RankSpec, host: str, port: int) -> NoReturn:
+    """A worker's main function. Leaves without Python's clean-up: with a rank lost, freeing a CUDA
+    communicator could wait for ever, and without a loss it only costs seconds."""
     # Ctrl-C reaches the whole terminal group; rank 0 then ends the others in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = 0
     try:
         run_worker(rank, spec, host, port, local_rank=rank)
     except UnavailableError as error:
-        print(error.message.splitlines()[0], file=sys.stderr, flush=True)
-        os._exit(_EXIT_LOST_GROUP)
+        print(error.message.splitlines()[0], file=sys.stderr)
+        code = _EXIT_LOST_GROUP
     except BaseException:
         traceback.print_exc()
-        os._exit(1)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from specdec.step_plan import StepPlan
 
 # The part of a plan that travels with its length, in one broadcast; a longer one takes two.
 _FIRST_BROADCAST = 2048
+_DEVICE_POLL_S = 50e-6
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Deadlines:
     """How long a rank may wait, in seconds.
 
     load_s: for the others to start and to load their share.
-    step_s: for a collective on gloo; on CUDA for a whole step, as rank 0 sees it.
+    step_s: for one collective of a step, on CPU. cuda_step_s: for a whole step, on CUDA.
     plan_s: for the next plan. Rank 0 sends an empty one every `idle_plan_s` when it has no work.
     """
 
@@ -123,6 +125,14 @@ class RankGroup:
             numbers = np.concatenate([numbers, rest])
         return kind, decode_plan(numbers)
 
+    def run(self, runner: ModelRunner, plan: StepPlan) -> torch.Tensor:
+        """All ranks: run the step and wait until it has been computed. Raises RuntimeError where
+        another rank does not take part."""
+        logits = runner.run(plan)
+        if self.device.type == "cuda":
+            self._await_device()
+        return logits
+
     def confirm(self) -> None:
         """All ranks: show that this rank is alive, and learn on rank 0 which one is not."""
         deadline = timedelta(seconds=self._deadlines.plan_s)
@@ -133,6 +143,16 @@ class RankGroup:
         group."""
         _tensor_group().abort()
         dist.destroy_process_group()
+
+    def _await_device(self) -> None:
+        """On CUDA a collective with a lost rank never ends, and only asking in turns can tell."""
+        done = torch.cuda.Event()
+        done.record()
+        deadline = time.monotonic() + self._deadlines.cuda_step_s
+        while not done.query():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no end of a step in {self._deadlines.cuda_step_s:.0f} s")
+            time.sleep(_DEVICE_POLL_S)
 
     def _smallest(self, number: int) -> int:
         lowest = torch.tensor([number])
@@ -204,7 +224,7 @@ def worker_loop(group: RankGroup, runner: ModelRunner) -> None:
         if kind is PlanKind.IDLE:
             group.confirm()
         else:
-            runner.run(plan)
+            group.run(runner, plan)
 
 
 def arrival_key(rank: int) -> str:

@@ -25,7 +25,7 @@ from specdec.model.ranks import Deadlines, RankSpec, listen
 from specdec.model.runner import ModelRunner
 from specdec.step_plan import StepPlan
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SIZE = 4
 VOCAB = 97  # odd, so that the ranks' shares of the head differ
@@ -101,11 +101,14 @@ def _tokens(sequence: int) -> list[int]:
 
 
 def _assert_equal_to_one_rank(executor, spec: RankSpec, tolerance: float) -> None:
+    """Within `tolerance` of the largest logit."""
     alone = _one_rank(spec)
     for plan, _ in _plans():
         logits = executor.execute(plan)
         assert logits.shape == (len(plan.logit_rows), VOCAB)
-        torch.testing.assert_close(logits, alone.execute(plan), rtol=0, atol=tolerance)
+        expected = alone.execute(plan)
+        scale = max(1.0, expected.abs().max().item()) if len(expected) else 1.0
+        torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance * scale)
 
 
 def _assert_equal_to_transformers(executor, folder: Path) -> None:
@@ -162,7 +165,7 @@ def test_four_ranks_equal_one_and_shut_down(folder):
         began = time.monotonic()
         executor.shutdown()
     assert time.monotonic() - began < NOTICE_S
-    assert [process.exitcode for process in workers._processes] == [0, 0, 0]
+    assert workers.exit_codes == [0, 0, 0]
     assert not dist.is_initialized()
     executor.shutdown()
 
@@ -187,12 +190,17 @@ def test_lost_rank_is_an_error_within_seconds(folder, fate):
     os.kill(pids[1], fate)
     began = time.monotonic()
     with pytest.raises(UnavailableError) as caught:
-        while time.monotonic() - began < NOTICE_S:
-            executor.execute(plan)
+        _execute_for(executor, plan, NOTICE_S)
     assert time.monotonic() - began < NOTICE_S
     if fate == signal.SIGKILL:
         assert f"rank 2 (process {pids[1]}) was ended by signal SIGKILL" in caught.value.message
     _assert_lost(executor, pids)
+
+
+def _execute_for(executor: TensorParallelExecutor, plan: StepPlan, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        executor.execute(plan)
 
 
 def test_lost_rank_is_noticed_without_a_request(folder):
@@ -256,7 +264,7 @@ def _start_rank_0(folder: Path, tmp_path: Path, lives_s: float):
 
 
 FOREIGN_WORKER = """
-import random, sys
+import os, random, sys
 import numpy, torch
 from specdec.model import ranks
 from specdec.config import CacheConfig, ModelConfig
@@ -276,6 +284,7 @@ model = ModelConfig(model=sys.argv[1], dtype="float32", device="cpu", num_thread
                     tensor_parallel_size=4)
 spec = ranks.RankSpec(model, CacheConfig(block_size=4, num_blocks=40), 256, 64)
 ranks.run_worker(rank, spec, "127.0.0.1", port, local_rank=0)
+os._exit(0)  # Taking torch down takes seconds on a busy machine.
 """
 
 
@@ -310,8 +319,7 @@ def test_float32_and_ranks_with_generators_of_their_own(folder):
     workers = ForeignWorkers(folder, store.port)
     executor = TensorParallelExecutor.start(spec, store, workers)
     generator = torch.get_rng_state()
-    # Logits of this model are up to 40, so that 1e-6 of them is a few units in the last place.
-    _assert_equal_to_one_rank(executor, spec, tolerance=5e-5)
+    _assert_equal_to_one_rank(executor, spec, tolerance=4e-6)
     assert torch.equal(torch.get_rng_state(), generator)
     executor.shutdown()
     assert [process.returncode for process in workers.processes] == [0, 0, 0]
