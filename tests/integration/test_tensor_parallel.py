@@ -36,6 +36,16 @@ NOTICE_S = 5.0
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A random Llama with 8 heads and 4 key/value heads, stored in float64."""
+    return _save_llama(tmp_path_factory.mktemp("llama"), tied=False)
+
+
+@pytest.fixture(scope="module")
+def tied_folder(tmp_path_factory) -> Path:
+    """The same with one matrix for the embedding and the head, as small models have it."""
+    return _save_llama(tmp_path_factory.mktemp("tied_llama"), tied=True)
+
+
+def _save_llama(path: Path, tied: bool) -> Path:
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=64,
@@ -45,13 +55,11 @@ def folder(tmp_path_factory) -> Path:
         num_key_value_heads=4,
         max_position_embeddings=256,
         initializer_range=0.3,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
     )
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = LlamaForCausalLM(config).double()
-    path = tmp_path_factory.mktemp("llama")
-    model.save_pretrained(path)
+        LlamaForCausalLM(config).double().save_pretrained(path)
     return path
 
 
@@ -312,11 +320,11 @@ class ForeignWorkers:
                 process.wait(10)
 
 
-def test_float32_and_ranks_with_generators_of_their_own(folder):
+def test_float32_and_ranks_with_generators_of_their_own(tied_folder):
     """Nothing in a rank draws, so that ranks whose generators differ cannot disagree."""
-    spec = _spec(folder, dtype="float32")
+    spec = _spec(tied_folder, dtype="float32")
     store = listen("127.0.0.1", spec)
-    workers = ForeignWorkers(folder, store.port)
+    workers = ForeignWorkers(tied_folder, store.port)
     executor = TensorParallelExecutor.start(spec, store, workers)
     generator = torch.get_rng_state()
     _assert_equal_to_one_rank(executor, spec, tolerance=4e-6)
