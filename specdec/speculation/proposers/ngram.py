@@ -63,8 +63,8 @@ class NgramProposer:
 
     The longest match wins; of equally long ones the most recent, since text repeats what is near:
     the latest version of an edited line, the loop that is running (measured on four recorded data
-    sets: -0.4 to +6.5 % tokens per step against the first occurrence). Its continuation runs on into
-    itself (as in LZ77), so that a match close to the end still gives k tokens.
+    sets: -0.4 to +6.5 % tokens per step against the first occurrence). Its continuation runs on
+    into itself (as in LZ77), so that a match close to the end still gives k tokens.
     """
 
     name = "ngram"
