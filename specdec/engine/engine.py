@@ -206,7 +206,7 @@ class Engine:
         state = BatchState(
             sequences=states,
             num_prefill_tokens=schedule.num_prefill_tokens,
-            num_kv_tokens=sum(sequence.num_tokens for sequence in schedule.decodes),
+            num_kv_tokens=sum(sequence.num_computed_tokens for sequence in schedule.sequences),
             now_s=now_s,
         )
         ks = {}
@@ -219,12 +219,12 @@ class Engine:
 
     def _sequence_state(self, sequence: Sequence) -> SequenceState:
         drafter = self._available_drafter(sequence)
-        room = min(sequence.max_k, sequence.num_free_output_tokens - 1)
+        room = min(sequence.max_k, self.scheduler.draft_room(sequence))
         speculation = sequence.params.speculation
         return SequenceState(
             seq_id=sequence.seq_id,
             context_len=sequence.num_tokens,
-            max_k=max(0, room) if drafter is not None else 0,
+            max_k=room if drafter is not None else 0,
             fixed_k=sequence.max_k if speculation.mode == "fixed" else None,
             drafter=drafter,
         )

@@ -36,6 +36,11 @@ class Schedule:
     out_of_memory: list[Sequence] = field(default_factory=list)
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """All that run in this step."""
+        return self.decodes + [seq for seq, _ in self.prefills]
+
+    @property
     def num_prefill_tokens(self) -> int:
         return sum(chunk for _, chunk in self.prefills)
 
