@@ -10,6 +10,7 @@ from typing import Any
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
 
 from deployments.draft import Draft
 from deployments.gateway import Gateway
@@ -18,6 +19,8 @@ from deployments.target import Target
 
 # The engine queues; Serve must not, or it would hold back what the scheduler should see.
 UNLIMITED_REQUESTS = 1_000_000
+# One line per call would bury the rest: every target asks every draft every two seconds.
+QUIET = LoggingConfig(enable_access_log=False)
 
 
 def build(args: AppSettings) -> serve.Application:
@@ -26,7 +29,10 @@ def build(args: AppSettings) -> serve.Application:
     draft = _bind_draft(args) if args.draft is not None else None
     target = _bind_target(args, draft)
     gateway = serve.deployment(
-        name="Gateway", max_ongoing_requests=UNLIMITED_REQUESTS, ray_actor_options={"num_cpus": 0.5}
+        name="Gateway",
+        max_ongoing_requests=UNLIMITED_REQUESTS,
+        ray_actor_options={"num_cpus": 0.5},
+        logging_config=QUIET,
     )(Gateway)
     return gateway.bind(args, target)
 
@@ -40,6 +46,7 @@ def _bind_draft(args: AppSettings) -> serve.Application:
         health_check_timeout_s=5,
         graceful_shutdown_wait_loop_s=1,
         graceful_shutdown_timeout_s=20,
+        logging_config=QUIET,
         request_router_config=RequestRouterConfig(
             request_router_class="deployments.routing:PinnedRouter"
         ),
@@ -56,6 +63,7 @@ def _bind_target(args: AppSettings, draft: DeploymentHandle | None) -> serve.App
         health_check_timeout_s=5,
         graceful_shutdown_wait_loop_s=1,
         graceful_shutdown_timeout_s=30,
+        logging_config=QUIET,
         request_router_config=RequestRouterConfig(
             request_router_class="deployments.routing:PrefixAffinityRouter",
             request_routing_stats_period_s=1.0,

@@ -41,7 +41,8 @@ def fail(context: RayServegRPCContext, error: SpecdecError) -> pb.Error:
     status = rich_status(error)
     context.set_code(_code(error))
     context.set_details(status.message)
-    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    # A list: Serve appends to it, and a TypeError here would lose the status.
+    context.set_trailing_metadata([("grpc-status-details-bin", status.SerializeToString())])
     in_band = pb.Error(
         code=status.code, reason=error.reason, message=status.message, field=error.field or ""
     )

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from deployments.target import TargetDescription
 from specdec.engine.counters import EngineStats
 from specdec.speculation.draft_counters import DraftCounters
+from specdec.speculation.messages import Heartbeat
 
 COUNTERS = {
     "steps": ("num_steps", "Engine steps."),
@@ -50,6 +51,7 @@ class _Fleet:
         self._model = model
         self._stats = [item.stats for item in described]
         self._links = [item.link for item in described if item.link is not None]
+        self._loads = {key: load for item in described for key, load in item.draft_loads.items()}
 
     def collect(self) -> Iterator[Metric]:
         yield self._gauge("target_replicas", "Target replicas that answered.", len(self._stats))
@@ -63,6 +65,7 @@ class _Fleet:
         yield from self._by_label(self._stats)
         yield from self._state(self._stats)
         yield from self._link_counters(self._links)
+        yield from self._draft_state(list(self._loads.values()))
 
     def _by_position(self) -> Iterator[Metric]:
         totals: Counter[int] = Counter()
@@ -131,6 +134,13 @@ class _Fleet:
             yield self._gauge(
                 "draft_round_trip_seconds", "Smoothed heartbeat echo.", mean_ms / 1000
             )
+
+    def _draft_state(self, loads: Sequence[Heartbeat]) -> Iterator[Metric]:
+        yield self._gauge("draft_replicas", "Draft replicas connected to a target.", len(loads))
+        free = sum(load.num_free_blocks for load in loads)
+        yield self._gauge("draft_free_blocks", "Free KV blocks of all draft replicas.", free)
+        busy = sum(1 - load.idle_fraction for load in loads) / max(1, len(loads))
+        yield self._gauge("draft_busy_ratio", "Share of time spent drafting, mean.", busy)
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=["model_name"])

@@ -32,6 +32,7 @@ from specdec.rpc.remote_proposer import RemoteProposer
 from specdec.sequence import SequenceOutput
 from specdec.speculation.draft_counters import DraftCounters
 from specdec.speculation.handshake import TargetIdentity
+from specdec.speculation.messages import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,10 @@ STUCK_STEP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TargetDescription:
-    """What a target replica tells of itself: limits for the gateway, numbers for metrics."""
+    """What a target replica tells of itself: limits for the gateway, numbers for metrics.
+
+    `draft_loads` has the last heartbeat of every connected draft replica, by replica id.
+    """
 
     replica_id: str
     max_model_len: int
@@ -49,6 +53,7 @@ class TargetDescription:
     drafters: tuple[str, ...]
     stats: EngineStats
     link: DraftCounters | None
+    draft_loads: dict[str, Heartbeat]
 
 
 class Target:
@@ -114,6 +119,7 @@ class Target:
             drafters=self._config.speculation.drafters,
             stats=engine.stats(),
             link=self._remote.counters if self._remote is not None else None,
+            draft_loads=self._remote.loads() if self._remote is not None else {},
         )
 
     def record_routing_stats(self) -> dict[str, float]:

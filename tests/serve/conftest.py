@@ -1,0 +1,99 @@
+"""One Ray cluster and one application for all Serve tests; more applications where a test must
+break or configure one for itself."""
+
+from __future__ import annotations
+
+import ray
+import pytest
+from ray import serve
+from ray.serve.config import gRPCOptions, HTTPOptions
+
+from deployments.app import build
+from specdec.engine import Engine
+from tests.serve.harness import (
+    API_KEYS,
+    CALL_TIMEOUT_S,
+    READY_TIMEOUT_S,
+    Ports,
+    Service,
+    free_port,
+    settings,
+    wait_until,
+)
+
+SERVICER = "specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server"
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Ray and Serve on this machine, with free ports."""
+    ports = Ports(http=free_port(), grpc=free_port())
+    ray.init(
+        _node_ip_address="127.0.0.1",
+        num_cpus=16,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+    )
+    serve.start(
+        http_options=HTTPOptions(host="127.0.0.1", port=ports.http),
+        grpc_options=gRPCOptions(port=ports.grpc, grpc_servicer_functions=[SERVICER]),
+    )
+    yield ports
+    serve.shutdown()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def deploy(cluster):
+    """Start an application under a name of its own: deploy(name, settings) -> Service."""
+
+    def start(name, app_settings, ready=True):
+        prefix = "/" if name == "main" else f"/{name}"
+        serve.run(build(app_settings), name=name, route_prefix=prefix, blocking=False)
+        return Service(
+            name=name,
+            url=f"http://127.0.0.1:{cluster.http}{prefix.rstrip('/')}",
+            address=f"127.0.0.1:{cluster.grpc}",
+            settings=app_settings,
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def service(deploy, tiny_llama, tiny_draft) -> Service:
+    """The main application: keys of two tenants, a short queue, one draft replica."""
+    main = deploy("main", settings(tiny_llama, tiny_draft, api_keys=API_KEYS))
+    wait_until(lambda: main.describe().draft_loads, READY_TIMEOUT_S, "a connected draft")
+    return main
+
+
+@pytest.fixture
+def openai(service):
+    with service.openai() as client:
+        yield client
+
+
+@pytest.fixture
+def grpc_client(service):
+    with service.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def engine(service) -> Engine:
+    """The same target in this process, without any drafter: the reference."""
+    config = service.settings.target
+    reference = Engine.from_config(
+        config.model_copy(
+            update={
+                "speculation": config.speculation.model_copy(
+                    update={"drafters": (), "max_num_speculative_tokens": 0}
+                )
+            }
+        )
+    )
+    yield reference
+    reference.shutdown()
