@@ -212,12 +212,13 @@ class DraftSessions:
         if asked_k is None:
             self.counters.num_stale += 1
             return
+        needs_laws = session.verification in proposal_check.LAW_MODES
         num_trusted, fault = proposal_check.trusted_length(
-            proposal, asked_k, self._vocab_size, session.verification
+            proposal, asked_k, self._vocab_size, needs_laws
         )
         if fault is not None:
             self.counters.faults[fault] += 1
-        if proposal.laws and session.verification not in proposal_check.LAW_MODES:
+        if proposal.laws and not needs_laws:
             self.counters.faults[proposal_check.LAW_IGNORED] += 1
         self.counters.observe_draft(proposal.draft_ms)
         if session.held is not None and proposal.round <= session.held.round:
