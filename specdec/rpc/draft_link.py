@@ -19,12 +19,12 @@ import grpc.aio
 
 from specdec.rpc import convert
 from specdec.rpc.draft_pool import DraftPool, Member
+from specdec.rpc.liveness import Liveness, LivenessSettings, LostError
 from specdec.rpc.transport import CHANNEL_OPTIONS, until_one_ends
 from specdec.speculation.handshake import TargetIdentity, protocol_fault, vocabulary_fault
 from specdec.speculation.messages import (
     PROTOCOL_VERSION,
     DraftInfo,
-    Heartbeat,
     Hello,
     TargetMessage,
 )
@@ -38,13 +38,9 @@ STEADY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSettings:
-    """Seconds, and counts of heartbeats. A member silent for `suspect_after` heartbeats gets no
-    questions; after `lost_after` the connection is given up."""
+class LinkSettings(LivenessSettings):
+    """All in seconds."""
 
-    heartbeat_s: float = 0.1
-    suspect_after: int = 3
-    lost_after: int = 20
     connect_timeout_s: float = 2.0
     vocabulary_timeout_s: float = 20.0
     write_timeout_s: float = 5.0
@@ -55,10 +51,6 @@ class LinkSettings:
 
 class MisfitError(Exception):
     """The draft is alive, but its model or protocol does not fit this target."""
-
-
-class LostError(Exception):
-    """The connection is gone or makes no sense."""
 
 
 class DraftLink:
@@ -81,8 +73,6 @@ class DraftLink:
         self._on_output = on_output
         self._connection = 0
         self._backoff_s = settings.min_backoff_s
-        self._last_heard_s = 0.0
-        self._heartbeat: Heartbeat | None = None
         self._step_ready = asyncio.Event()
         self._bulk_ready = asyncio.Event()
 
@@ -152,16 +142,20 @@ class DraftLink:
 
     async def _serve(self, info: DraftInfo, speculate: Any, sync: Any) -> None:
         logger.info("draft %s at %s connected", self._member.replica_id, self._address)
-        self._last_heard_s = time.monotonic()
+        liveness = Liveness(self._member, self._pool, self._settings, self._on_due)
         self._pool.member_up(self._member, info)
         self._on_output()
         await until_one_ends(
-            self._write_steps(speculate),
-            self._read_responses(speculate),
+            self._write_steps(speculate, liveness),
+            self._read_responses(speculate, liveness),
             self._write_bulk(sync),
             self._read_sync(sync),
-            self._beat(),
+            liveness.run(),
         )
+
+    def _on_due(self) -> None:
+        self._step_ready.set()
+        self._on_output()
 
     # Handshake
 
@@ -210,14 +204,13 @@ class DraftLink:
         async with asyncio.timeout(self._settings.write_timeout_s):
             await call.write(message)
 
-    async def _write_steps(self, call: Any) -> None:
+    async def _write_steps(self, call: Any, liveness: Liveness) -> None:
         while True:
             await self._step_ready.wait()
             self._step_ready.clear()
             messages: list[TargetMessage] = self._pool.take_step(self._member)
-            if self._heartbeat is not None:
-                messages.append(self._heartbeat)
-                self._heartbeat = None
+            if (heartbeat := liveness.take_heartbeat()) is not None:
+                messages.append(heartbeat)
             if messages:
                 await self._write(call, convert.step_to_wire(messages))
 
@@ -229,15 +222,13 @@ class DraftLink:
                 for wire in convert.bulk_to_wire(message):
                     await self._write(call, wire)
 
-    async def _read_responses(self, call: Any) -> None:
+    async def _read_responses(self, call: Any, liveness: Liveness) -> None:
         while (response := await call.read()) is not grpc.aio.EOF:
-            self._last_heard_s = time.monotonic()
-            if self._member.suspect:
-                self._pool.member_suspect(self._member, False)
+            liveness.heard()
             for message in convert.ready_from_wire(response):
                 self._pool.receive(self._member, message)
             if response.HasField("heartbeat"):
-                self._take_heartbeat(convert.heartbeat_from_wire(response.heartbeat))
+                liveness.heard_heartbeat(convert.heartbeat_from_wire(response.heartbeat))
             self._on_output()
         raise LostError(f"the stream ended: {await call.details()}")
 
@@ -245,41 +236,3 @@ class DraftLink:
         while await call.read() is not grpc.aio.EOF:
             pass
         raise LostError(f"the stream ended: {await call.details()}")
-
-    # Liveness
-
-    def _take_heartbeat(self, beat: Heartbeat) -> None:
-        if beat.sent_ns:
-            round_trip_ms = (time.monotonic_ns() - beat.sent_ns) / 1e6
-            self._pool.counters.observe_round_trip(round_trip_ms)
-        self._pool.heartbeat(self._member, beat)
-
-    async def _beat(self) -> None:
-        """Send heartbeats, and judge the other side by its silence.
-
-        A stall of our own loop is not held against the draft.
-        """
-        period_s = self._settings.heartbeat_s
-        sequence_number = 0
-        while True:
-            before_s = time.monotonic()
-            await asyncio.sleep(period_s)
-            now_s = time.monotonic()
-            if now_s - before_s > 2 * period_s:
-                self._last_heard_s = now_s
-            sequence_number += 1
-            self._heartbeat = Heartbeat(sequence_number, time.monotonic_ns())
-            self._step_ready.set()
-            self._judge(now_s - self._last_heard_s)
-            self._pool.flush_old_commits()
-            self._on_output()
-
-    def _judge(self, silent_s: float) -> None:
-        period_s = self._settings.heartbeat_s
-        if silent_s > self._settings.lost_after * period_s:
-            raise LostError(f"silent for {silent_s:.1f} s")
-        # The answer to the newest heartbeat is still under way, hence one more period.
-        is_suspect = silent_s > (self._settings.suspect_after + 1) * period_s
-        if is_suspect and not self._member.suspect:
-            logger.warning("draft %s is silent, k = 0 for now", self._member.replica_id)
-            self._pool.member_suspect(self._member, True)

@@ -1,0 +1,96 @@
+"""Heartbeats with one draft, and what its silence means.
+
+Runs beside the streams of a connection. A draft that is silent for a few heartbeats gets no
+questions and keeps its sessions; one that stays silent is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specdec.rpc.draft_pool import DraftPool, Member
+from specdec.speculation.messages import Heartbeat
+
+logger = logging.getLogger(__name__)
+
+
+class LostError(Exception):
+    """The connection is gone or makes no sense."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivenessSettings:
+    """A member silent for `suspect_after` heartbeats gets no questions; after `lost_after` the
+    connection is given up."""
+
+    heartbeat_s: float = 0.1
+    suspect_after: int = 3
+    lost_after: int = 20
+
+
+class Liveness:
+    """Of one connection, from its handshake to its loss. `on_due` is called when there is a
+    heartbeat to send (`take_heartbeat`)."""
+
+    def __init__(
+        self,
+        member: Member,
+        pool: DraftPool,
+        settings: LivenessSettings,
+        on_due: Callable[[], None],
+    ) -> None:
+        self._member = member
+        self._pool = pool
+        self._settings = settings
+        self._on_due = on_due
+        self._last_heard_s = time.monotonic()
+        self._due: Heartbeat | None = None
+
+    def heard(self) -> None:
+        """The draft said something."""
+        self._last_heard_s = time.monotonic()
+        if self._member.suspect:
+            self._pool.member_suspect(self._member, False)
+
+    def heard_heartbeat(self, beat: Heartbeat) -> None:
+        if beat.sent_ns:
+            round_trip_ms = (time.monotonic_ns() - beat.sent_ns) / 1e6
+            self._pool.counters.observe_round_trip(round_trip_ms)
+        self._pool.heartbeat(self._member, beat)
+
+    def take_heartbeat(self) -> Heartbeat | None:
+        beat, self._due = self._due, None
+        return beat
+
+    async def run(self) -> None:
+        """Raises LostError once the draft has been silent for too long.
+
+        A stall of our own loop is not held against the draft.
+        """
+        period_s = self._settings.heartbeat_s
+        sequence_number = 0
+        while True:
+            before_s = time.monotonic()
+            await asyncio.sleep(period_s)
+            now_s = time.monotonic()
+            if now_s - before_s > 2 * period_s:
+                self._last_heard_s = now_s
+            sequence_number += 1
+            self._due = Heartbeat(sequence_number, time.monotonic_ns())
+            self._judge(now_s - self._last_heard_s)
+            self._pool.flush_old_commits()
+            self._on_due()
+
+    def _judge(self, silent_s: float) -> None:
+        period_s = self._settings.heartbeat_s
+        if silent_s > self._settings.lost_after * period_s:
+            raise LostError(f"silent for {silent_s:.1f} s")
+        # The answer to the newest heartbeat is still under way, hence one more period.
+        is_suspect = silent_s > (self._settings.suspect_after + 1) * period_s
+        if is_suspect and not self._member.suspect:
+            logger.warning("draft %s is silent, k = 0 for now", self._member.replica_id)
+            self._pool.member_suspect(self._member, True)
