@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 
-from transformers import PreTrainedTokenizerBase
-
 from specdec.config import DraftConfig
 from specdec.engine.draft_engine import DraftEngine
 from specdec.errors import ConfigError
 from specdec.model.executor import Executor, build_executor
-from specdec.model.tokenizer import load_eos_token_ids, load_tokenizer, tokenizer_hash, vocabulary
+from specdec.model.tokenizer import (
+    Tokenizer,
+    load_eos_token_ids,
+    load_tokenizer,
+    tokenizer_hash,
+    vocabulary,
+)
 from specdec.speculation.messages import PROTOCOL_VERSION, DraftInfo
 
 DRAFTER_KIND = "draft_model"
 
 
-def build_draft_engine(config: DraftConfig) -> tuple[DraftEngine, PreTrainedTokenizerBase]:
+def build_draft_engine(config: DraftConfig) -> tuple[DraftEngine, Tokenizer]:
     """The engine and its model's tokenizer. Raises ConfigError for a model that cannot be
     served."""
     tokenizer = load_tokenizer(config.draft)
@@ -27,7 +31,7 @@ def build_draft_engine(config: DraftConfig) -> tuple[DraftEngine, PreTrainedToke
     return DraftEngine(executor, config, info, load_eos_token_ids(config.draft)), tokenizer
 
 
-def token_strings(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def token_strings(tokenizer: Tokenizer) -> list[str]:
     """A tokenizer's tokens by id, as it writes them; "" for an id without a token."""
     tokens = vocabulary(tokenizer)
     strings = [""] * (tokens[-1][0] + 1 if tokens else 0)

@@ -11,15 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 
-from transformers import PreTrainedTokenizerBase
-
 from specdec.config import DraftConfig
 from specdec.engine.draft_builder import build_draft_engine
 from specdec.engine.draft_engine import DraftEngine
 from specdec.engine.draft_store import Outbox
 from specdec.engine.draft_warmup import warm_up_draft
 from specdec.errors import ConfigError
-from specdec.model.tokenizer import first_difference
+from specdec.model.tokenizer import Tokenizer, first_difference
 from specdec.sequence import Sequence
 from specdec.speculation.draft_sessions import PREFILLING, DraftSessions
 from specdec.speculation.messages import Heartbeat, TargetMessage
@@ -122,7 +120,7 @@ class LocalDraftProposer:
 
 
 def build_local_draft(
-    config: DraftConfig, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int
+    config: DraftConfig, tokenizer: Tokenizer | None, vocab_size: int
 ) -> LocalDraftProposer:
     """Load the draft model of `config` for a target with this tokenizer and vocabulary size.
 

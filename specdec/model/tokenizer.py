@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import TypeAlias
 
 from transformers import (
     AutoTokenizer,
@@ -20,6 +21,9 @@ from transformers import (
 from specdec.config import ModelConfig
 from specdec.errors import ConfigError
 from specdec.model import catalog
+
+# What other packages call a tokenizer, since only this one imports transformers.
+Tokenizer: TypeAlias = PreTrainedTokenizerBase
 
 # Parts of a fast tokenizer's serialised form that decide which ids a text becomes. Padding,
 # truncation and templates that add special tokens do not change the meaning of an id.

@@ -379,6 +379,19 @@ def test_only_idle_sessions_are_evicted_the_longest_idle_first():
     assert [m.reason for m in newcomer.mine(sent)] == [""]
 
 
+def test_a_session_with_an_open_ask_is_never_evicted():
+    """Its deadline is far away, and the pool is wanted by somebody else."""
+    clock = Clock()
+    engine = make_engine(PoolExecutor(num_blocks=5), clock, idle_timeout_s=30.0)
+    peer = ready(engine)
+    peer.commit(peer.future(1), k=4)
+    clock.advance(31.0)
+    newcomer = Peer(engine, PROMPT, COUPLED, target="b")
+    sent = run_idle(engine)
+    assert [m.token_ids for m in peer.mine(sent)] == [peer.future(4)]
+    assert [m.reason for m in newcomer.mine(sent)] == ["kv_full"]
+
+
 def test_closing_and_dropping_free_everything():
     engine = make_engine()
     peers = [ready(engine, target=t, session_id=i) for i in range(2) for t in "ab"]

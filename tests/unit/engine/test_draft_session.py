@@ -59,6 +59,14 @@ def test_commit_keeps_what_agrees(tail, committed, new_tail, num_pending):
     assert computed + num_pending == session.num_known_tokens
 
 
+def test_the_last_committed_token_is_never_a_cacheable_one():
+    """It may be computed, but it is computed again for its logits, which writes into its block."""
+    session = make(tail=[7, 8, 9])
+    session.apply(commit(0, [7], k=0), max_k=8, now_s=0.0)
+    assert session.num_computed_tokens == 5  # 3 of the prompt, 7 and 8
+    assert session.num_verified_tokens == 3
+
+
 def test_query_tokens_cross_from_text_into_tail():
     session = make(output=[4, 5], tail=[7, 8])
     session.num_computed_tokens = 2
