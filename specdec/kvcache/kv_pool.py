@@ -77,9 +77,9 @@ class KVPool:
         through a block table themselves."""
         spec = self.specs[layer]
         paged = self.layers[layer].view(self.num_blocks, self.block_size, spec.row_size)
-        keys = paged[..., : spec.key_size].unflatten(-1, (spec.num_kv_heads, spec.key_dim))
-        values = paged[..., spec.key_size :].unflatten(-1, (spec.num_kv_heads, spec.value_dim))
-        return keys, values
+        keys, values = paged.split_with_sizes((spec.key_size, spec.value_size), -1)
+        shape = (self.num_blocks, self.block_size, spec.num_kv_heads, -1)
+        return keys.view(shape), values.view(shape)
 
 
 def bytes_per_block(specs: list[KVLayerSpec], block_size: int, dtype: torch.dtype) -> int:

@@ -91,6 +91,7 @@ class StepContext:
         self.device = device
         self.slots = torch.tensor(plan.slot_mapping, device=device)
         self._starts = _starts(plan.query_lens)
+        self._rotations: dict[int, tuple[torch.Tensor, torch.Tensor, object]] = {}
         self.groups = [self._group(members) for members in _buckets(plan, pool.block_size)]
         order = [row for group in self.groups for row in self._rows_of(group.members)]
         # Where grouping changed the order, output rows are put back by this permutation.
@@ -118,6 +119,19 @@ class StepContext:
         elif real != list(range(start, end)):
             rows = torch.tensor(real, device=self.device)
         return SequenceGroup(members, width, start, end, rows, kept)
+
+    def rotation(
+        self, embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A model's rotary (cos, sin) [1, T, dim] as factors of x and of x rolled by half its
+        width, [T, 1, dim] each; made once for all layers that share the embeddings."""
+        found = self._rotations.get(id(embeddings[0]))
+        if found is None:
+            cosine, sine = embeddings[0][0, :, None], embeddings[1][0, :, None].clone()
+            sine[..., : sine.shape[-1] // 2].neg_()
+            # Keeping `embeddings` alive keeps its id from being taken by another tensor.
+            found = self._rotations[id(embeddings[0])] = (cosine, sine, embeddings)
+        return found[0], found[1]
 
     def key_range(self, group: SequenceGroup, window: int | None) -> KeyRange:
         """The group's keys under a sliding window; built at the first layer that asks."""
@@ -223,12 +237,13 @@ def _attend_group(
         query = query.index_select(0, group.rows)
     elif len(step.groups) > 1:
         query = query[group.start : group.end]
-    query = query.view(batch, group.max_query, spec.num_heads, spec.kv.key_dim).transpose(1, 2)
+    query = query.view(batch, group.max_query, spec.num_heads, -1).transpose(1, 2)
     rows = step.pool.gather(layer, keys.blocks).view(batch, -1, spec.kv.row_size)
-    rows = rows[:, : keys.num_keys]
-    heads = spec.kv.num_kv_heads
-    key = rows[..., : spec.kv.key_size].unflatten(-1, (heads, spec.kv.key_dim)).transpose(1, 2)
-    value = rows[..., spec.kv.key_size :].unflatten(-1, (heads, spec.kv.value_dim)).transpose(1, 2)
+    if keys.num_keys < rows.shape[1]:
+        rows = rows[:, : keys.num_keys]
+    key, value = rows.split_with_sizes((spec.kv.key_size, spec.kv.value_size), -1)
+    shape = (batch, keys.num_keys, spec.kv.num_kv_heads, -1)
+    key, value = key.view(shape).transpose(1, 2), value.view(shape).transpose(1, 2)
     output = _scaled_dot_product(query, key, value, keys, spec)
     output = output.transpose(1, 2).reshape(batch * group.max_query, -1)
     return output if group.kept is None else output.index_select(0, group.kept)
@@ -264,7 +279,7 @@ def _softcapped(
     """Gemma 2: scores are squashed to (-softcap, softcap) before the mask; no fused kernel."""
     assert spec.softcap is not None
     batch, heads, width, _ = query.shape
-    grouped = query.unflatten(1, (spec.kv.num_kv_heads, -1))
+    grouped = query.reshape(batch, spec.kv.num_kv_heads, -1, width, spec.kv.key_dim)
     scores = torch.matmul(grouped, key.unsqueeze(2).transpose(-1, -2)) * spec.scaling
     scores = torch.tanh(scores / spec.softcap) * spec.softcap
     if keys.mask is not None:

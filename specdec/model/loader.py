@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from specdec.config import ModelConfig
 from specdec.errors import ConfigError
-from specdec.model.attention import ATTENTION_NAME
 from specdec.model import catalog
+from specdec.model.attention import ATTENTION_NAME
 
 # Layer types whose only state is the keys and values of past tokens, attended causally. All
 # others keep a running state, or attend through a mask that a paged kernel does not see.
@@ -25,7 +25,11 @@ PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready for the runner: `vocab_size` is its logits' width, `max_len` its context."""
+    """A model ready for the runner.
+
+    vocab_size: the logits' width. max_len: the context. is_whole: not one rank's share of a
+    tensor-parallel model, whose modules carry hooks and are left as they are.
+    """
 
     model: PreTrainedModel
     config: PreTrainedConfig
@@ -33,6 +37,8 @@ class LoadedModel:
     max_len: int
     dtype: torch.dtype
     device: torch.device
+    quantization: str = "none"
+    is_whole: bool = True
 
 
 def load_model(config: ModelConfig, *, tp_size: int = 1) -> LoadedModel:
@@ -44,8 +50,8 @@ def load_model(config: ModelConfig, *, tp_size: int = 1) -> LoadedModel:
     hf_config = load_config(config)
     refuse_unsupported(hf_config)
     dtype = resolve_dtype(config.dtype, hf_config, device)
-    if config.quantization == "int8" and (device.type != "cpu" or tp_size > 1):
-        raise ConfigError("int8 runs on one CPU rank only", field="quantization")
+    if config.quantization == "int8":
+        _check_int8(dtype, device, tp_size)
     placement: dict[str, Any] = {"tp_plan": "auto"} if tp_size > 1 else {}
     model = AutoModelForCausalLM.from_pretrained(
         catalog.resolve(config.model),
@@ -56,11 +62,24 @@ def load_model(config: ModelConfig, *, tp_size: int = 1) -> LoadedModel:
         **placement,
     )
     if tp_size == 1:
-        model = model.to(device)
-    return prepare_model(model, dtype, device)
+        model.to(device)  # type: ignore[arg-type]
+    return prepare_model(model, dtype, device, config.quantization, is_whole=tp_size == 1)
 
 
-def prepare_model(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def _check_int8(dtype: torch.dtype, device: torch.device, tp_size: int) -> None:
+    if device.type != "cpu" or tp_size > 1:
+        raise ConfigError("int8 runs on one CPU rank only", field="quantization")
+    if dtype != torch.float32:
+        raise ConfigError("int8 computes in float32: leave dtype at auto", field="dtype")
+
+
+def prepare_model(
+    model: PreTrainedModel,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str = "none",
+    is_whole: bool = True,
+) -> LoadedModel:
     """Check a model in memory and wrap it for the runner; the model is frozen and switched to
     our attention."""
     text = model.config.get_text_config(decoder=True)
@@ -70,19 +89,29 @@ def prepare_model(model: PreTrainedModel, dtype: torch.dtype, device: torch.devi
     model.set_attn_implementation(ATTENTION_NAME)
     if dtype == torch.float64 and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # torch's grouped matmul knows no float64
-    model.eval().requires_grad_(False)
-    return LoadedModel(model, text, int(text.vocab_size), max_context(text), dtype, device)
+    model.train(False).requires_grad_(False)
+    return LoadedModel(
+        model,
+        text,
+        vocab_size=int(text.vocab_size),
+        max_len=max_context(text),
+        dtype=dtype,
+        device=device,
+        quantization=quantization,
+        is_whole=is_whole,
+    )
 
 
 def load_config(config: ModelConfig) -> PreTrainedConfig:
     """The model's own configuration. Raises ConfigError where it cannot be read."""
     path = catalog.resolve(config.model)
     try:
-        return AutoConfig.from_pretrained(
+        found: PreTrainedConfig = AutoConfig.from_pretrained(
             path, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load model {config.model!r}: {error}", field="model") from error
+    return found
 
 
 def refuse_unsupported(config: PreTrainedConfig) -> None:
@@ -146,4 +175,4 @@ def resolve_dtype(dtype: str, config: PreTrainedConfig, device: torch.device) ->
     stored = config.get_text_config(decoder=True).dtype
     if device.type == "cpu" or stored is None:
         return torch.float32
-    return stored if isinstance(stored, torch.dtype) else getattr(torch, str(stored))  # type: ignore[no-any-return]
+    return stored if isinstance(stored, torch.dtype) else getattr(torch, str(stored))

@@ -14,6 +14,7 @@ from specdec.config import CacheConfig, ModelConfig
 from specdec.errors import ConfigError
 from specdec.kvcache.kv_pool import KVPool, bytes_per_block, num_blocks_for
 from specdec.model.attention import GeometryProbe, LayerAttention, StepContext
+from specdec.model.fused import optimize_for_cpu
 from specdec.model.loader import LoadedModel, load_model
 from specdec.step_plan import StepPlan
 
@@ -30,7 +31,7 @@ class ModelRunner:
 
         Every tensor-parallel rank must construct its runner together: the probe is a forward.
         """
-        self._model = loaded.model
+        self.model = loaded.model
         self.vocab_size = loaded.vocab_size
         self.model_max_len = loaded.max_len
         self.device = loaded.device
@@ -41,6 +42,8 @@ class ModelRunner:
                 field="model",
             )
         self._layers = self._probe(int(loaded.config.num_hidden_layers))
+        if self.device.type == "cpu" and loaded.is_whole and loaded.dtype != torch.float64:
+            optimize_for_cpu(loaded.model, self._layers, loaded.quantization)
         specs = [layer.kv for layer in self._layers]
         self.bytes_per_block = bytes_per_block(specs, cache.block_size, loaded.dtype)
         self.num_blocks = num_blocks_for(cache, self.bytes_per_block, None)
@@ -84,7 +87,7 @@ class ModelRunner:
         logit_rows: list[int],
         step: StepContext | GeometryProbe,
     ) -> torch.Tensor:
-        output = self._model(
+        output = self.model(
             input_ids=torch.tensor([token_ids], device=self.device),
             position_ids=torch.tensor([positions], device=self.device),
             logits_to_keep=torch.tensor(logit_rows, dtype=torch.long, device=self.device),
@@ -104,7 +107,7 @@ class ModelRunner:
         self._forward([0], [0], [0], probe)
         if sorted(probe.layers) != list(range(num_hidden_layers)):
             raise ConfigError(
-                f"{type(self._model).__name__}: only {len(probe.layers)} of {num_hidden_layers} "
+                f"{type(self.model).__name__}: only {len(probe.layers)} of {num_hidden_layers} "
                 "layers attend through paged attention; the others cannot be rolled back",
                 field="model",
             )

@@ -55,14 +55,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def build_tiny(family: str, dtype: torch.dtype, **changes: Any) -> PreTrainedModel:
-    """A random model of the family; weights wide enough that logits depend on everything."""
+    """A random model of the family, the same numbers in every dtype; weights wide enough that
+    logits depend on everything."""
     config = AutoConfig.for_model(family, **{**_COMMON, **FAMILIES.get(family, {}), **changes})
     config._experts_implementation = "eager"  # the grouped kernel knows no float64
     torch.manual_seed(3)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)
         else:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    return model.eval()
+    return model.to(dtype).eval()

@@ -1,0 +1,100 @@
+"""Linear layers for CPU: weights packed once at start, in float or in dynamic int8.
+
+torch's own linear layer re-lays its weight out on every call, so that four rows cost nearly three
+times one row; packed, they cost little more than one, which is what makes verifying several draft
+tokens in one pass worth while.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from specdec.errors import ConfigError
+
+# The number of rows that the packed layout is tuned for: a token and four draft tokens.
+_PACKED_FOR_ROWS = 5
+_SMALLEST_SCALE = 1e-30
+
+
+def is_packable(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs weights of this type here."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weight is kept only in oneDNN's own layout.
+
+    A row's result may differ in the last bits with the number of rows beside it.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _PACKED_FOR_ROWS)
+        self._bias = None if bias is None else bias.detach().clone()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [..., in_features] -> [..., out_features]"""
+        packed: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows, self._weight, self._bias, "none", [], ""
+        )
+        return packed
+
+
+class Int8Linear(nn.Module):
+    """A linear layer in int8: weights with a scale per output channel, activations with a scale
+    per row, found anew on every call.
+
+    Each row is divided by its own absolute maximum, so that one constant scale fits all rows.
+    The integer products are exact and everything else works row by row: a row gives the same
+    bits alone as among others, whatever K is.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._packed = _pack_int8(weight.detach().float())
+        self._bias = None if bias is None else bias.detach().float()
+        # fbgemm's kernel saturates pairs of products in 16 bits without VNNI: 7-bit activations
+        # keep them in range.
+        self._scale = 1 / 127 if torch.cpu._is_vnni_supported() else 1 / 63
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [..., in_features] float32 -> [..., out_features] float32"""
+        scale = rows.abs().amax(-1, keepdim=True).clamp_(min=_SMALLEST_SCALE)
+        product: torch.Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            rows / scale, self._scale, 128, self._packed
+        )
+        product.mul_(scale)
+        return product if self._bias is None else product.add_(self._bias)
+
+
+def _pack_int8(weight: torch.Tensor) -> torch.ScriptObject:
+    """Symmetric int8 weights with one scale per output channel, in fbgemm's layout."""
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        raise ConfigError("int8 needs torch's fbgemm engine (x86 CPUs)", field="quantization")
+    scale = weight.abs().amax(1).clamp_(min=_SMALLEST_SCALE) / 127
+    integers = (weight / scale[:, None]).round_().to(torch.int8)
+    zero_points = torch.zeros(len(weight), dtype=torch.long)
+    quantized = torch._make_per_channel_quantized_tensor(integers, scale.double(), zero_points, 0)
+    engine = torch.backends.quantized.engine
+    torch.backends.quantized.engine = "fbgemm"
+    try:
+        packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(quantized, None)
+    finally:
+        torch.backends.quantized.engine = engine
+    return packed
+
+
+def make_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, quantization: str
+) -> PackedLinear | Int8Linear:
+    """The packed replacement of a linear layer; the caller drops the original weight."""
+    if quantization == "int8":
+        return Int8Linear(weight, bias)
+    return PackedLinear(weight, bias)
