@@ -19,8 +19,10 @@ from ray.serve._private import api as private_api
 from ray.serve.config import gRPCOptions
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
+from deployments.settings import AppSettings
 from specdec.errors import ConfigError, UnavailableError
 
+IMPORT_PATH = "deployments.app:build"
 NAMESPACE = "serve"
 POLL_S = 0.5
 FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
@@ -39,7 +41,7 @@ def launch(
     """
     schema = check_config(config)
     stop = _stop_on_signals()
-    ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=True)
+    ray.init(address=ray_address or "local", namespace=NAMESPACE, log_to_driver=True)
     try:
         client = private_api.serve_start(
             http_options=schema.http_options.model_dump(),
@@ -57,13 +59,35 @@ def launch(
 
 
 def check_config(config: Mapping[str, Any]) -> ServeDeploySchema:
-    """Serve's own schema of a config. Unknown keys are refused."""
+    """Serve's own schema of a config, and ours of the arguments in it.
+
+    Serve ignores keys that it does not know; a misspelt one is refused here. Raises ConfigError,
+    naming the key.
+    """
     try:
-        return ServeDeploySchema.model_validate(config)
+        schema = ServeDeploySchema.model_validate(config)
+        _refuse_unknown_keys(config, schema.model_dump(exclude_unset=True), "")
+        for application in schema.applications:
+            if application.import_path == IMPORT_PATH:
+                AppSettings.model_validate(application.args)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"config: {field}: {first['msg']}", field=field) from None
+    return schema
+
+
+def _refuse_unknown_keys(given: Any, understood: Any, path: str) -> None:
+    """`understood` is what the schema kept of `given`: a key that it lost is one it ignores."""
+    if isinstance(given, Mapping) and isinstance(understood, Mapping):
+        for key, value in given.items():
+            field = f"{path}.{key}" if path else str(key)
+            if key not in understood:
+                raise ConfigError(f"config: {field}: unknown key", field=field)
+            _refuse_unknown_keys(value, understood[key], field)
+    elif isinstance(given, list) and isinstance(understood, list):
+        for index, (item, kept) in enumerate(zip(given, understood, strict=True)):
+            _refuse_unknown_keys(item, kept, f"{path}.{index}")
 
 
 def _stop_on_signals() -> threading.Event:

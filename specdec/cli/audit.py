@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specdec.cli.comparison import TIE_GAP, Comparison, compare
-from specdec.cli.console import ExitCode, messages, output, progress_bar
+from specdec.cli.console import ExitCode, messages, output, print_json, progress_bar
 from specdec.cli.generation import Decode
 from specdec.cli.local_engine import decoder, encode, open_engine
 from specdec.cli.options import (
@@ -117,7 +116,7 @@ def audit(
             results += compare(engine, prompts, each.value, params, wish, batch, advance)
         verdict = summarise(results)
         if as_json:
-            output().print_json(json.dumps(verdict))
+            print_json(verdict)
         else:
             _print(output(), results, verdict, decoder(engine.tokenizer))
     if not verdict["num_draft_tokens"]:

@@ -108,6 +108,17 @@ def check_devices() -> Iterator[Check]:
             f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
         )
         yield Check(f"gpu {index}", Verdict.OK, detail)
+    yield _check_attention(torch.cuda.is_available())
+
+
+def _check_attention(has_gpu: bool) -> Check:
+    from specdec.model.attention import ATTENTION_NAME
+
+    detail = f"{ATTENTION_NAME}: scaled_dot_product_attention over gathered blocks, any block size"
+    if has_gpu:
+        hint = "correct on a GPU, but no paged kernel is used there yet"
+        return Check("attention", Verdict.WARN, detail, hint)
+    return Check("attention", Verdict.OK, detail)
 
 
 def check_memory() -> Check:

@@ -5,11 +5,13 @@ Results go to standard output, everything else to standard error, so that output
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -44,6 +46,11 @@ RETRYABLE_ERRORS = (UnavailableError, OverloadedError, DeadlineError)
 def output() -> Console:
     """Standard output. Made anew for each command, so that a redirected stream is honoured."""
     return Console(highlight=False, soft_wrap=True)
+
+
+def print_json(value: object) -> None:
+    """One JSON value on one line of standard output."""
+    typer.echo(json.dumps(value))
 
 
 def messages() -> Console:

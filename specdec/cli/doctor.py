@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ from rich.table import Table
 
 from specdec.cli import checks
 from specdec.cli.checks import Check, Verdict
-from specdec.cli.console import ExitCode, output, status
+from specdec.cli.console import ExitCode, output, print_json, status
 from specdec.cli.options import (
     DEMO_MODEL,
     Draft,
@@ -70,7 +69,7 @@ def doctor(
     ready = all(check.verdict is not Verdict.FAIL for check in found)
     if as_json:
         report = {"ready": ready, "checks": [asdict(check) for check in found]}
-        output().print_json(json.dumps(report))
+        print_json(report)
     else:
         _print(found, ready)
     if not ready:

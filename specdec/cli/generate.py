@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from enum import Enum
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec.cli.console import messages, output
+from specdec.cli.console import messages, output, print_json
 from specdec.cli.generation import (
     Decode,
     Outcome,
@@ -154,9 +153,9 @@ def generate(
         )
         outcome = _in_process(config, drafting, text, chat, params, timeout_s, view)
     if view is View.JSON:
-        output().print_json(json.dumps(outcome.to_json()))
+        print_json(outcome.to_json())
     else:
-        output().print()
+        typer.echo()
         messages().print(summary(outcome), style="dim")
 
 
@@ -241,8 +240,7 @@ def _printer(view: View, decode: Decode, prompt_token_ids: list[int]) -> Callabl
     if view is View.SHOW:
         messages().print(legend())
         return TokenPrinter(output(), decode, prompt_token_ids)
-    console = output()
-    return lambda step: console.print(step.text, end="", markup=False)
+    return lambda step: typer.echo(step.text, nl=False)
 
 
 def summary(outcome: Outcome) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli.console import status
 from specdec.cli.generation import Decode
 from specdec.errors import InvalidRequestError
+from specdec.model import catalog
 
 if TYPE_CHECKING:
     from specdec.config import DraftConfig, EngineConfig
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
 @contextmanager
 def open_engine(config: EngineConfig, draft: DraftConfig | None) -> Iterator[Engine]:
     """A loaded engine. Raises ConfigError where the models do not fit together."""
-    name = config.target.model if draft is None else f"{config.target.model}, {draft.draft.model}"
-    with status(f"loading {name}"):
+    models = [config.target.model] if draft is None else [config.target.model, draft.draft.model]
+    with _loading(models):
         from specdec.engine import build_engine
 
         engine = build_engine(config, draft)
@@ -27,6 +30,15 @@ def open_engine(config: EngineConfig, draft: DraftConfig | None) -> Iterator[Eng
         yield engine
     finally:
         engine.shutdown()
+
+
+def _loading(models: list[str]) -> AbstractContextManager[None]:
+    """A spinner, and no bars beside it, unless something is to be downloaded: a download shows
+    its own bars. Raises ConfigError for a catalog model that was not fetched."""
+    if not all(Path(catalog.resolve(model)).is_dir() for model in models):
+        return nullcontext()
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    return status(f"loading {', '.join(models)}")
 
 
 def encode(tokenizer: Any, text: str, chat: bool = False) -> list[int]:

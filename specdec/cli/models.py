@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -18,7 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from specdec.cli.console import CommandGroup, ExitCode, messages, output
+from specdec.cli.console import CommandGroup, ExitCode, messages, output, print_json
 from specdec.model import catalog
 
 app = typer.Typer(
@@ -84,7 +83,7 @@ def list_models(
     """List the catalog, and which of its models are on this machine."""
     found = catalog.list_models()
     if as_json:
-        output().print_json(json.dumps([_as_dict(status) for status in found]))
+        print_json([_as_dict(status) for status in found])
         return
     table = Table("name", "parameters", "size", "licence", "folder", box=None, pad_edge=False)
     for status in found:

@@ -47,10 +47,11 @@ class TokenPrinter:
         accepted = step.token_ids[: step.num_accepted_tokens]
         own = step.token_ids[step.num_accepted_tokens :]
         rejected = step.draft_token_ids[step.num_accepted_tokens :]
-        text = Text(self._text([], accepted), style=ACCEPTED)
-        text.append(self._text(accepted, rejected), style=REJECTED)
-        text.append(self._text(accepted, own), style=_own_style(step))
-        return text
+        return Text.assemble(
+            (self._text([], accepted), ACCEPTED),
+            (self._text(accepted, rejected), REJECTED),
+            (self._text(accepted, own), _own_style(step)),
+        )
 
     def _text(self, before: list[int], token_ids: list[int]) -> str:
         if not token_ids:
