@@ -52,7 +52,7 @@ def _bind_draft(args: AppSettings) -> serve.Application:
         ),
         **_placement(args.draft_resources, args.draft.draft.tensor_parallel_size),
     )(Draft)
-    return deployment.bind(args.draft, args.draft_server)
+    return deployment.bind(args.draft, args.draft_resources, args.draft_server)
 
 
 def _bind_target(args: AppSettings, draft: DeploymentHandle | None) -> serve.Application:

@@ -14,7 +14,8 @@ from typing import Any
 import ray
 from ray import serve
 
-from deployments.settings import DraftServerSettings
+from deployments.ranks import build_rank_executor
+from deployments.settings import DraftServerSettings, RankResources
 from specdec.config import DraftConfig
 from specdec.engine.draft_thread import DraftThread, build_draft_thread
 from specdec.errors import UnavailableError
@@ -29,11 +30,12 @@ LEASE_BEAT_S = 1.0
 class Draft:
     """One draft replica."""
 
-    async def __init__(self, config: DraftConfig, server: DraftServerSettings) -> None:
+    async def __init__(
+        self, config: DraftConfig, resources: RankResources, server: DraftServerSettings
+    ) -> None:
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._closing = asyncio.Event()
-        self._thread: DraftThread = await asyncio.to_thread(build_draft_thread, config)
-        await asyncio.to_thread(self._thread.warm_up)
+        self._thread = await asyncio.to_thread(_load, config, resources)
         self._server = DraftServer(self._thread)
         port = await self._server.start(f"0.0.0.0:{server.port}")
         self._address = f"{ray.util.get_node_ip_address()}:{port}"
@@ -71,3 +73,17 @@ class Draft:
         self._closing.set()
         await self._server.stop(grace_s=1.0)
         await asyncio.to_thread(self._thread.stop)
+
+
+def _load(config: DraftConfig, resources: RankResources) -> DraftThread:
+    """Load the model over its ranks and run every kernel once; blocks for as long as it takes."""
+    executor = build_rank_executor(
+        config.draft,
+        config.cache,
+        config.scheduler,
+        config.max_num_speculative_tokens,
+        resources,
+    )
+    thread = build_draft_thread(config, executor)
+    thread.warm_up()
+    return thread

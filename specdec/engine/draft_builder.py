@@ -20,11 +20,14 @@ from specdec.speculation.messages import PROTOCOL_VERSION, DraftInfo
 DRAFTER_KIND = "draft_model"
 
 
-def build_draft_engine(config: DraftConfig) -> tuple[DraftEngine, Tokenizer]:
-    """The engine and its model's tokenizer. Raises ConfigError for a model that cannot be
-    served."""
+def build_draft_engine(
+    config: DraftConfig, executor: Executor | None = None
+) -> tuple[DraftEngine, Tokenizer]:
+    """The engine and its model's tokenizer. `executor` replaces the one that `config` describes.
+
+    Raises ConfigError for a model that cannot be served."""
     tokenizer = load_tokenizer(config.draft)
-    executor = build_executor(
+    executor = executor or build_executor(
         config.draft, config.cache, config.scheduler, config.max_num_speculative_tokens
     )
     info = _draft_info(config, executor, tokenizer_hash(tokenizer))

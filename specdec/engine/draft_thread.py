@@ -20,6 +20,7 @@ from specdec.engine.draft_store import Outbox
 from specdec.engine.draft_warmup import warm_up_draft
 from specdec.errors import UnavailableError
 from specdec.speculation.draft_backend import Deliver
+from specdec.model.executor import Executor
 from specdec.speculation.messages import DraftInfo, DraftMessage, Heartbeat, Hello, TargetMessage
 
 logger = logging.getLogger(__name__)
@@ -199,10 +200,10 @@ class DraftThread:
                     _deliver_safely(target, deliver, messages)
 
 
-def build_draft_thread(config: DraftConfig) -> DraftThread:
-    """Load the draft model and start its thread. Raises ConfigError for a model that cannot be
-    served."""
-    engine, tokenizer = build_draft_engine(config)
+def build_draft_thread(config: DraftConfig, executor: Executor | None = None) -> DraftThread:
+    """Load the draft model, unless `executor` holds it, and start its thread. Raises ConfigError
+    for a model that cannot be served."""
+    engine, tokenizer = build_draft_engine(config, executor)
     return DraftThread(engine, token_strings(tokenizer))
 
 
