@@ -29,7 +29,7 @@ from specdec.speculation.messages import (
     Resync,
     TargetMessage,
 )
-from specdec.v1 import draft_pb2
+from specdec.v1 import draft_pb2, verify_pb2
 
 TOKENS_PER_CHUNK = 200_000  # varints of at most 5 bytes: below 1 MiB
 
@@ -162,7 +162,9 @@ def step_to_wire(messages: Iterable[TargetMessage]) -> draft_pb2.SpeculateReques
     return wire
 
 
-def step_from_wire(wire: draft_pb2.SpeculateRequest) -> list[TargetMessage]:
+def step_from_wire(
+    wire: draft_pb2.SpeculateRequest | verify_pb2.VerifyResponse,
+) -> list[TargetMessage]:
     """Commits and closes; the heartbeat is for the connection (`heartbeat_from_wire`)."""
     messages: list[TargetMessage] = [
         Commit(
@@ -216,7 +218,9 @@ def _add_proposal(wire: draft_pb2.SpeculateResponse, message: Proposal) -> None:
         )
 
 
-def ready_from_wire(wire: draft_pb2.SpeculateResponse) -> list[Proposal | Resync]:
+def ready_from_wire(
+    wire: draft_pb2.SpeculateResponse | verify_pb2.VerifyRequest,
+) -> list[Proposal | Resync]:
     """Proposals and resyncs; the heartbeat is for the link (`heartbeat_from_wire`)."""
     messages: list[Proposal | Resync] = [
         Proposal(
@@ -266,4 +270,31 @@ def heartbeat_from_wire(wire: draft_pb2.Heartbeat) -> Heartbeat:
         idle_fraction=wire.idle_fraction,
         draft_step_ms=wire.draft_step_ms,
         draining=wire.draining,
+    )
+
+
+# The same with the roles of dialling swapped
+
+
+def verify_step_to_wire(messages: Iterable[TargetMessage]) -> verify_pb2.VerifyResponse:
+    step = step_to_wire(messages)
+    heartbeat = step.heartbeat if step.HasField("heartbeat") else None
+    return verify_pb2.VerifyResponse(commits=step.commits, closes=step.closes, heartbeat=heartbeat)
+
+
+def verify_bulk_to_wire(message: Open | Close) -> Iterator[verify_pb2.VerifyResponse]:
+    for piece in bulk_to_wire(message):
+        match piece.WhichOneof("content"):
+            case "open":
+                yield verify_pb2.VerifyResponse(opens=[piece.open])
+            case "open_tokens":
+                yield verify_pb2.VerifyResponse(open_tokens=[piece.open_tokens])
+            case "close":
+                yield verify_pb2.VerifyResponse(closes=[piece.close])
+
+
+def verify_request_to_wire(ready: draft_pb2.SpeculateResponse) -> verify_pb2.VerifyRequest:
+    heartbeat = ready.heartbeat if ready.HasField("heartbeat") else None
+    return verify_pb2.VerifyRequest(
+        proposals=ready.proposals, resyncs=ready.resyncs, heartbeat=heartbeat
     )

@@ -34,10 +34,14 @@ SECONDS_BUFFERED = 0.5
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One draft replica. `info` is None while it is not connected; `fault` says why it cannot be
-    used. Messages for it wait in `step_messages` (Speculate) and `bulk_messages` (Sync)."""
+    """One draft replica, or (not `trusted`) a drafter that dialled in.
+
+    `info` is None while it is not connected; `fault` says why it cannot be used. Messages for it
+    wait in `step_messages` (Speculate) and `bulk_messages` (Sync).
+    """
 
     replica_id: str
+    trusted: bool = True
     info: DraftInfo | None = None
     suspect: bool = False
     draining: bool = False
@@ -133,9 +137,9 @@ class DraftPool:
 
     # The links' side
 
-    def add_member(self, replica_id: str) -> Member:
+    def add_member(self, replica_id: str, trusted: bool = True) -> Member:
         with self._answered:
-            return self.members.setdefault(replica_id, Member(replica_id))
+            return self.members.setdefault(replica_id, Member(replica_id, trusted))
 
     def remove_member(self, member: Member) -> None:
         """The replica is no longer ours: its sessions move, and it is told so."""
@@ -234,11 +238,15 @@ class DraftPool:
         candidates = [member for member in self.members.values() if member.takes_sessions]
         if not candidates:
             return
-        member = min(candidates, key=lambda member: self.sessions.num_at(member.replica_id))
+        member = min(candidates, key=self._reluctance)
         assert member.info is not None
-        message = self.sessions.connect(seq_id, member.replica_id, member.info)
+        message = self.sessions.connect(seq_id, member.replica_id, member.info, member.trusted)
         if message is not None:
             member.bulk_messages.append(message)
+
+    def _reluctance(self, member: Member) -> tuple[bool, int]:
+        """Our own drafts first, then the one with the fewest sessions."""
+        return not member.trusted, self.sessions.num_at(member.replica_id)
 
     def _move_away(self, member: Member) -> None:
         if self.members.get(member.replica_id) is not member:

@@ -11,14 +11,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import TypeVar
 
 import grpc
 import grpc.aio
 
 from specdec.rpc import convert
 from specdec.rpc.draft_connection import DraftConnection, OpenAssembly
-from specdec.rpc.transport import until_one_ends
+from specdec.rpc.transport import next_within, until_one_ends
 from specdec.speculation.draft_backend import DraftBackend
 from specdec.speculation.messages import PROTOCOL_VERSION, Heartbeat, Hello, TargetMessage
 from specdec.v1 import draft_pb2, draft_pb2_grpc
@@ -30,7 +29,6 @@ SILENCE_TIMEOUT_S = 15.0
 WRITE_TIMEOUT_S = 15.0
 TOKENS_PER_VOCABULARY_CHUNK = 8192
 
-T = TypeVar("T")
 SpeculateContext = grpc.aio.ServicerContext[draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse]
 SyncContext = grpc.aio.ServicerContext[draft_pb2.SyncRequest, draft_pb2.SyncResponse]
 
@@ -67,7 +65,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def Speculate(
         self, requests: AsyncIterator[draft_pb2.SpeculateRequest], context: SpeculateContext
     ) -> None:
-        first = await _first(requests)
+        first = await next_within(requests, HELLO_TIMEOUT_S)
         hello = await self._checked_hello(first.hello if first is not None else None, context)
         connection = DraftConnection(hello, asyncio.get_running_loop())
         if not await self._attach(connection):
@@ -87,7 +85,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def Sync(
         self, requests: AsyncIterator[draft_pb2.SyncRequest], context: SyncContext
     ) -> None:
-        first = await _first(requests)
+        first = await next_within(requests, HELLO_TIMEOUT_S)
         hello = await self._checked_hello(first.hello if first is not None else None, context)
         connection = await self._connection_of(hello)
         if connection is None:
@@ -162,7 +160,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def _read_steps(
         self, connection: DraftConnection, requests: AsyncIterator[draft_pb2.SpeculateRequest]
     ) -> None:
-        while (request := await _next_within(requests, SILENCE_TIMEOUT_S)) is not None:
+        while (request := await next_within(requests, SILENCE_TIMEOUT_S)) is not None:
             messages = convert.step_from_wire(request)
             if messages:
                 self.backend.submit(connection.target, messages)
@@ -191,18 +189,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         beat = self.backend.load()
         beat.sequence_number, beat.sent_ns, beat.draining = sequence_number, sent_ns, self.draining
         return beat
-
-
-async def _first(requests: AsyncIterator[T]) -> T | None:
-    return await _next_within(requests, HELLO_TIMEOUT_S)
-
-
-async def _next_within(requests: AsyncIterator[T], timeout_s: float) -> T | None:
-    """The next message; None at the end of the stream, and after so much silence."""
-    with contextlib.suppress(TimeoutError, StopAsyncIteration):
-        async with asyncio.timeout(timeout_s):
-            return await anext(requests)
-    return None
 
 
 async def _write_responses(connection: DraftConnection, context: SpeculateContext) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from specdec.rpc.draft_link import DraftLink, LinkSettings
 from specdec.rpc.draft_pool import DraftPool
 from specdec.rpc.transport import LoopThread
+from specdec.rpc.verifier_server import VerifierServer
 from specdec.sequence import Sequence
 from specdec.speculation.draft_counters import DraftCounters
 from specdec.speculation.handshake import TargetIdentity
@@ -45,6 +46,7 @@ class RemoteProposer:
         self._pool = DraftPool(identity.vocab_size)
         self._thread = LoopThread("draft-links")
         self._links: dict[DraftMember, tuple[DraftLink, asyncio.Task[None]]] = {}
+        self._verifier: VerifierServer | None = None
         self._is_shut_down = False
         self._last_ask_s = 0.0
         self._step_s = 0.0
@@ -61,6 +63,16 @@ class RemoteProposer:
     def set_members(self, members: Iterable[DraftMember]) -> None:
         """These are the draft replicas from now on. May be called from any thread."""
         self._thread.loop.call_soon_threadsafe(self._apply_members, tuple(members))
+
+    def serve_verifier(self, address: str, timeout_s: float = 5.0) -> int:
+        """Also let drafters dial in, at `address`; returns the port.
+
+        Raises UnavailableError if the address cannot be had.
+        """
+        server = VerifierServer(self._pool, self._identity, self._settings, self._wake_links)
+        port = self._thread.run(server.start(address), timeout_s)
+        self._verifier = server
+        return port
 
     # Proposer
 
@@ -111,6 +123,8 @@ class RemoteProposer:
     def _wake_links(self) -> None:
         for link, _ in self._links.values():
             link.wake()
+        if self._verifier is not None:
+            self._verifier.wake()
 
     def _apply_members(self, members: SequenceOf[DraftMember]) -> None:
         members = list({member.replica_id: member for member in members}.values())
@@ -137,6 +151,8 @@ class RemoteProposer:
     async def _close_links(self) -> None:
         tasks = [task for _, task in self._links.values()]
         self._links.clear()
+        if self._verifier is not None:
+            await self._verifier.stop()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

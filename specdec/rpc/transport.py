@@ -6,12 +6,15 @@ gRPC objects belong to the loop that made them, and the engine's thread must not
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
@@ -65,6 +68,14 @@ async def until_one_ends(*awaitables: Awaitable[Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def next_within(requests: AsyncIterator[T], timeout_s: float) -> T | None:
+    """The next message; None at the end of the stream, and after so much silence."""
+    with contextlib.suppress(TimeoutError, StopAsyncIteration):
+        async with asyncio.timeout(timeout_s):
+            return await anext(requests)
+    return None
+
+
 class LoopThread:
     """An asyncio event loop on a daemon thread, for callers that live on other threads."""
 
@@ -78,9 +89,9 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
-    def run(self, coroutine: Coroutine[Any, Any, None], timeout_s: float) -> None:
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run to its end on the loop; raises TimeoutError past the deadline."""
-        asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """Cancel what still runs on the loop, and end the thread."""

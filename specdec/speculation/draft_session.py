@@ -36,6 +36,7 @@ class DraftSession:
     verification: Verification
     member: str | None = None
     info: DraftInfo | None = None
+    trusted: bool = True
     epoch: int = 0
     sent_len: int = 0
     round: int = 0
@@ -72,6 +73,15 @@ class DraftSession:
         assert self.info is not None
         num_tokens = len(self.prompt_token_ids) + len(self.output_token_ids)
         return self.info.max_model_len - num_tokens
+
+    @property
+    def needs_laws(self) -> bool:
+        """Whether a draft token counts only together with the law that it was drawn from.
+
+        The law of a draft that is not ours is not believed: its tokens are verified as one-hot,
+        which is exact whatever they are (literature 3.1).
+        """
+        return self.trusted and self.verification in LAW_MODES
 
     @property
     def is_waiting(self) -> bool:
@@ -147,7 +157,7 @@ class DraftSession:
     def hold(self, proposal: Proposal, num_trusted: int) -> None:
         """Keep a checked proposal that extends the text, in place of an older one."""
         del proposal.token_ids[num_trusted:]
-        if self.verification in LAW_MODES:
+        if self.needs_laws:
             del proposal.laws[num_trusted:]
         else:
             proposal.laws = []

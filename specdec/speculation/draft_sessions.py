@@ -154,11 +154,16 @@ class DraftSessions:
 
     # Connection and messages
 
-    def connect(self, seq_id: int, member: str, info: DraftInfo) -> Open | None:
-        """Give the session to a member, under a new epoch. None: its context is too short."""
+    def connect(
+        self, seq_id: int, member: str, info: DraftInfo, trusted: bool = True
+    ) -> Open | None:
+        """Give the session to a member, under a new epoch. None: its context is too short.
+
+        `trusted`: the member is our own draft deployment, so its laws are believed.
+        """
         session = self._sessions[seq_id]
         assert session.member is None, "disconnect it first"
-        session.member, session.info = member, info
+        session.member, session.info, session.trusted = member, info, trusted
         self._num_at_member[member] += 1
         session.refused = None
         session.num_fruitless_opens = 0
@@ -212,13 +217,12 @@ class DraftSessions:
         if asked_k is None:
             self.counters.num_stale += 1
             return
-        needs_laws = session.verification in proposal_check.LAW_MODES
         num_trusted, fault = proposal_check.trusted_length(
-            proposal, asked_k, self._vocab_size, needs_laws
+            proposal, asked_k, self._vocab_size, session.needs_laws
         )
         if fault is not None:
             self.counters.faults[fault] += 1
-        if proposal.laws and not needs_laws:
+        if proposal.laws and not session.needs_laws:
             self.counters.faults[proposal_check.LAW_IGNORED] += 1
         self.counters.observe_draft(proposal.draft_ms)
         if session.held is not None and proposal.round <= session.held.round:

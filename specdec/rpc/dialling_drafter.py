@@ -1,0 +1,86 @@
+"""A drafter that dials a target's VerifierService: the other end of `verifier_server`.
+
+Stands on the same DraftBackend as the draft server, so any draft engine can be used outside the
+cluster. One connection; whoever runs it decides whether and when to dial again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from specdec.errors import UnavailableError
+from specdec.rpc import convert
+from specdec.rpc.draft_connection import DraftConnection, OpenAssembly
+from specdec.rpc.transport import CHANNEL_OPTIONS, until_one_ends
+from specdec.speculation.draft_backend import DraftBackend
+from specdec.v1 import verify_pb2, verify_pb2_grpc
+
+DIAL_TIMEOUT_S = 5.0
+SILENCE_TIMEOUT_S = 15.0
+WRITE_TIMEOUT_S = 15.0
+
+
+async def draft_for(backend: DraftBackend, address: str) -> None:
+    """Draft for the target at `address` until the connection ends; cancel to leave.
+
+    Raises UnavailableError, saying why, where the target cannot be reached or refuses, or has
+    been silent for too long.
+    """
+    try:
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            call = verify_pb2_grpc.VerifierServiceStub(channel).Verify()
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                info = convert.info_to_wire(backend.info())
+                await call.write(verify_pb2.VerifyRequest(info=info))
+                first = await call.read()
+            if first is grpc.aio.EOF:
+                raise UnavailableError(f"target {address} closed the connection")
+            await _draft(backend, call, first)
+    except grpc.aio.AioRpcError as error:
+        raise UnavailableError(f"target {address}: {error.details()}") from error
+    except TimeoutError as error:
+        raise UnavailableError(f"target {address} is silent") from error
+
+
+async def _draft(backend: DraftBackend, call: Any, first: verify_pb2.VerifyResponse) -> None:
+    hello = convert.hello_from_wire(first.hello)
+    connection = DraftConnection(hello, asyncio.get_running_loop())
+    backend.attach(connection.target, hello, connection.deliver)
+    try:
+        await until_one_ends(
+            _read(backend, connection, call), _write(connection, call), connection.closed
+        )
+    finally:
+        backend.drop_target(connection.target)
+
+
+async def _read(backend: DraftBackend, connection: DraftConnection, call: Any) -> None:
+    assembly = OpenAssembly(lambda message: backend.submit(connection.target, [message]))
+    while True:
+        async with asyncio.timeout(SILENCE_TIMEOUT_S):
+            response = await call.read()
+        if response is grpc.aio.EOF:
+            return
+        for head in response.opens:
+            assembly.start(head)
+        for chunk in response.open_tokens:
+            assembly.more(chunk)
+        if messages := convert.step_from_wire(response):
+            backend.submit(connection.target, messages)
+        if response.HasField("heartbeat"):
+            beat = backend.load()
+            beat.sequence_number = response.heartbeat.sequence_number
+            beat.sent_ns = response.heartbeat.sent_ns
+            connection.send_heartbeat(beat)
+
+
+async def _write(connection: DraftConnection, call: Any) -> None:
+    while True:
+        ready = await connection.next_response()
+        request = convert.verify_request_to_wire(ready)
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await call.write(request)
