@@ -3,8 +3,8 @@
 `build` is the parameterised form for configs and `serve run`; `app` is the demo, bound.
 """
 
-from __future__ import annotations
-
+# No postponed annotations here: Serve turns the arguments of a config into `AppSettings` only where
+# it finds the class itself beside the builder's parameter, not its name.
 from typing import Any
 
 from ray import serve
