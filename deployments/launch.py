@@ -40,8 +40,8 @@ def launch(
     a deployment fails or is not ready in time.
     """
     schema = check_config(config)
-    stop = _stop_on_signals()
     ray.init(address=ray_address or "local", namespace=NAMESPACE, log_to_driver=True)
+    stop = _stop_on_signals()  # after ray.init, which sets handlers of its own
     try:
         client = private_api.serve_start(
             http_options=schema.http_options.model_dump(),
