@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from specdec.engine.engine import Engine
 from specdec.engine.request import GenerateRequest
@@ -148,7 +149,7 @@ class AsyncEngine:
                 del self._streams[output.seq_id]
             by_loop.setdefault(stream.loop, []).append((stream, output))
         for loop, pairs in by_loop.items():
-            _call(loop, lambda pairs=pairs: _put_all(pairs))
+            _call(loop, partial(_put_all, pairs))
 
 
 def _put_all(pairs: list[tuple[_Stream, SequenceOutput]]) -> None:

@@ -19,8 +19,8 @@ from specdec.engine.draft_engine import DraftEngine
 from specdec.engine.draft_store import Outbox
 from specdec.engine.draft_warmup import warm_up_draft
 from specdec.errors import UnavailableError
-from specdec.speculation.draft_backend import Deliver
 from specdec.model.executor import Executor
+from specdec.speculation.draft_backend import Deliver
 from specdec.speculation.messages import DraftInfo, DraftMessage, Heartbeat, Hello, TargetMessage
 
 logger = logging.getLogger(__name__)

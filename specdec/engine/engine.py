@@ -9,24 +9,24 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from specdec.config import DraftConfig, EngineConfig, SpeculationConfig
 from specdec.engine.counters import EngineCounters, EngineStats
 from specdec.engine.detokenizer import TokenDecoder
+from specdec.engine.drafters import Drafters
 from specdec.engine.output import OutputState
+from specdec.engine.report import PromptLogprobs, output_logprobs, request_metrics
 from specdec.engine.request import GenerateRequest, Limits, make_sequence
 from specdec.engine.scheduler import Schedule, Scheduler
-from specdec.engine.step_builder import Row, build_plan, build_rows
+from specdec.engine.step_builder import Row, build_plan, build_rows, verify_work
 from specdec.errors import DeadlineError, InvalidRequestError, OverloadedError, SpecdecError
 from specdec.kvcache.block_manager import BlockManager
 from specdec.model.executor import Executor
 from specdec.params import SamplingParams, validate_prompt
-from specdec.sampling.logprobs import token_logprobs
-from specdec.sampling.processors import SequenceRows
-from specdec.sequence import RequestMetrics, Sequence, SequenceOutput, TokenLogprobs
+from specdec.sequence import Sequence, SequenceOutput
 from specdec.speculation.controller import (
     BatchState,
     Controller,
@@ -34,8 +34,8 @@ from specdec.speculation.controller import (
     SequenceState,
     StepResult,
 )
-from specdec.speculation.proposer import Committed, DraftTokens, Proposer
-from specdec.speculation.verifier import Verdict, VerifyItem, verify_step
+from specdec.speculation.proposer import Committed, Proposer
+from specdec.speculation.verifier import Verdict, verify_step
 from specdec.step_plan import StepPlan
 
 
@@ -45,8 +45,7 @@ class _Live:
 
     sequence: Sequence
     output: OutputState
-    opened: bool = False
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs
 
 
 class Engine:
@@ -69,7 +68,7 @@ class Engine:
         self.block_manager = block_manager
         self.config = config
         self.limits = limits
-        self.proposers = dict(proposers)
+        self.drafters = Drafters(proposers)
         self.controller = controller
         self.tokenizer = tokenizer
         self.counters = EngineCounters()
@@ -88,15 +87,15 @@ class Engine:
     # -- requests ------------------------------------------------------------------------------
 
     def add_request(self, request: GenerateRequest) -> Sequence:
-        """Queue a request. Raises InvalidRequestError or OverloadedError, and then keeps nothing."""
+        """Queue a request. Raises InvalidRequestError or OverloadedError and then keeps nothing."""
         sequence = make_sequence(
             request, next(self._seq_ids), self.config, self.limits, self._clock()
         )
         if request.params.stop and self.tokenizer is None:
             raise InvalidRequestError("stop: needs a tokenizer", field="stop")
-        output = OutputState(sequence, self.tokenizer)
+        live = _Live(sequence, OutputState(sequence, self.tokenizer), PromptLogprobs(sequence))
         self.scheduler.add(sequence)
-        self._live[sequence.seq_id] = _Live(sequence, output)
+        self._live[sequence.seq_id] = live
         return sequence
 
     def abort(self, seq_id: int) -> None:
@@ -104,7 +103,7 @@ class Engine:
         live = self._live.pop(seq_id, None)
         if live is not None:
             self.scheduler.finish(live.sequence)
-            self._close_in_proposers(live)
+            self.drafters.close(live.sequence)
             self.counters.finished["abort"] += 1
 
     @property
@@ -172,8 +171,7 @@ class Engine:
 
     def shutdown(self) -> None:
         """Stop drafters and worker ranks."""
-        for proposer in self.proposers.values():
-            proposer.shutdown()
+        self.drafters.shutdown()
         self.executor.shutdown()
 
     # -- one step ------------------------------------------------------------------------------
@@ -186,17 +184,18 @@ class Engine:
         outputs += self._end_out_of_memory(schedule)
         if schedule.is_empty:
             return outputs
-        self._open_in_proposers(schedule)
+        self._begin_prefills(schedule)
         ks = self._plan_k(schedule, started_s)
         propose_started_s = self._clock()
-        drafts = self._propose(ks)
+        drafts = self.drafters.propose(ks, self._wait_s())
         run_started_s = self._clock()
         rows = build_rows(schedule, ks, drafts)
         logits = self.executor.execute(build_plan(rows, self.executor.block_size))
-        verdicts = verify_step(*_verify_work(rows, logits))
+        indices, items = verify_work(rows)
+        verdicts = verify_step(logits[indices] if len(indices) < len(logits) else logits, items)
         num_kv_tokens = sum(row.sequence.num_computed_tokens for row in rows)
         results, committed = self._commit(rows, logits, verdicts, outputs)
-        self._tell_proposers(committed)
+        self.drafters.commit(committed)
         self._observe(rows, results, num_kv_tokens, started_s, propose_started_s, run_started_s)
         return outputs
 
@@ -218,7 +217,7 @@ class Engine:
         return ks
 
     def _sequence_state(self, sequence: Sequence) -> SequenceState:
-        drafter = self._available_drafter(sequence)
+        drafter = self.drafters.available(sequence)
         room = min(sequence.max_k, self.scheduler.draft_room(sequence))
         speculation = sequence.params.speculation
         return SequenceState(
@@ -229,25 +228,15 @@ class Engine:
             drafter=drafter,
         )
 
-    def _available_drafter(self, sequence: Sequence) -> str | None:
-        for name in sequence.drafters:
-            if self.proposers[name].available(sequence.seq_id):
-                return name
-        return None
+    def _wait_s(self) -> float:
+        return min(self.controller.wait_s(), self.config.max_wait_ms / 1000)
 
-    def _propose(self, ks: dict[int, int]) -> dict[int, DraftTokens]:
-        wait_s = min(self.controller.wait_s(), self.config.max_wait_ms / 1000)
-        by_drafter: dict[str, dict[int, int]] = {}
-        for seq_id, k in ks.items():
-            sequence = self._live[seq_id].sequence
-            name = self._available_drafter(sequence)
-            if name is not None:
-                sequence.used_drafter = name
-                by_drafter.setdefault(name, {})[seq_id] = k
-        drafts: dict[int, DraftTokens] = {}
-        for name, wanted in by_drafter.items():
-            drafts.update(self.proposers[name].propose(wanted, wait_s))
-        return drafts
+    def _begin_prefills(self, schedule: Schedule) -> None:
+        now_s = self._clock()
+        for sequence in schedule.admitted:
+            if sequence.first_scheduled_s is None:
+                sequence.first_scheduled_s = now_s
+        self.drafters.open(schedule.admitted)
 
     # -- after the run -------------------------------------------------------------------------
 
@@ -264,7 +253,8 @@ class Engine:
         for row in rows:
             raw = logits[first : first + row.num_logit_rows]
             first += row.num_logit_rows
-            self._keep_prompt_logprobs(row, raw)
+            live = self._live[row.sequence.seq_id]
+            live.prompt_logprobs.add(raw[: row.num_prompt_rows])
             if row.num_verify_rows == 0:
                 self.scheduler.advance(row.sequence, row.num_query_tokens)
                 continue
@@ -301,14 +291,14 @@ class Engine:
             request_id=sequence.request_id,
             token_ids=kept,
             text=emitted.text,
-            logprobs=_logprobs(sequence, raw, kept),
+            logprobs=output_logprobs(sequence, raw, kept),
             draft_token_ids=row.draft.token_ids,
             num_accepted_tokens=num_accepted,
             finish_reason=emitted.finish_reason,
             stop_reason=emitted.stop_reason,
         )
-        if sequence.num_output_tokens == len(kept) and live.prompt_logprobs:
-            output.prompt_logprobs = live.prompt_logprobs
+        if sequence.num_output_tokens == len(kept) and live.prompt_logprobs.positions:
+            output.prompt_logprobs = live.prompt_logprobs.positions
         if emitted.finish_reason is not None:
             self._finish(live, output)
         return output, SequenceResult(
@@ -333,57 +323,20 @@ class Engine:
             sequence.stats.record(*counts)
             self.counters.record_verify(*counts)
 
-    def _keep_prompt_logprobs(self, row: Row, raw: torch.Tensor) -> None:
-        """Row i of a prompt chunk predicts prompt token i + 1; the first token has no prediction."""
-        sequence, top_n = row.sequence, row.sequence.params.prompt_logprobs
-        if top_n is None or row.num_prompt_rows == 0:
-            return
-        kept = self._live[sequence.seq_id].prompt_logprobs
-        if not kept:
-            kept.append(None)
-        start = sequence.num_computed_tokens + 1
-        end = min(start + row.num_prompt_rows, sequence.num_prompt_tokens)
-        known = max(start, len(kept))  # a preempted prompt is computed again
-        targets = sequence.token_ids[known:end]
-        rows = raw[known - start : known - start + len(targets)]
-        kept.extend(token_logprobs(rows, targets, top_n))
-
     def _finish(self, live: _Live, output: SequenceOutput) -> None:
-        sequence = live.sequence
-        output.metrics = self._request_metrics(sequence)
-        if output.metrics.disabled_reason is not None:
-            self.counters.disabled[output.metrics.disabled_reason] += 1
+        sequence, reason = live.sequence, self._disabled_reason(live.sequence)
+        output.metrics = request_metrics(sequence, reason, self._clock())
+        if reason is not None:
+            self.counters.disabled[reason] += 1
         self.counters.finished[output.finish_reason or "error"] += 1
         self.scheduler.finish(sequence)
         del self._live[sequence.seq_id]
-        self._close_in_proposers(live)
-
-    def _request_metrics(self, sequence: Sequence) -> RequestMetrics:
-        now_s, wish = self._clock(), sequence.params.speculation
-        first_s = sequence.first_token_s if sequence.first_token_s is not None else now_s
-        scheduled_s = sequence.first_scheduled_s
-        clipped = wish.k is not None and wish.k > sequence.max_k
-        return RequestMetrics(
-            mode=wish.mode,
-            verification=sequence.verification,
-            drafter=sequence.used_drafter,
-            disabled_reason=self._disabled_reason(sequence),
-            clipped_k=sequence.max_k if clipped else None,
-            max_k=sequence.max_k,
-            stats=sequence.stats,
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            num_output_tokens=sequence.num_output_tokens,
-            num_cached_tokens=sequence.num_cached_tokens,
-            num_preemptions=sequence.num_preemptions,
-            queue_s=(scheduled_s if scheduled_s is not None else now_s) - sequence.arrival_s,
-            time_to_first_token_s=first_s - sequence.arrival_s,
-            generation_s=now_s - first_s,
-        )
+        self.drafters.close(sequence)
 
     def _disabled_reason(self, sequence: Sequence) -> str | None:
         if not sequence.drafters:
             return "off_by_request" if self.config.max_num_speculative_tokens else "off_by_operator"
-        return self.proposers[sequence.drafters[0]].disabled_reason(sequence.seq_id)
+        return self.drafters.disabled_reason(sequence)
 
     # -- ends that no token causes -------------------------------------------------------------
 
@@ -393,7 +346,8 @@ class Engine:
             for live in self._live.values()
             if live.sequence.deadline_s is not None and live.sequence.deadline_s <= now_s
         ]
-        return [self._end(live, "error", DeadlineError("the request's timeout passed")) for live in late]
+        error = DeadlineError("the request's timeout passed")
+        return [self._end(live, "error", error) for live in late]
 
     def _end_out_of_memory(self, schedule: Schedule) -> list[SequenceOutput]:
         return [self._end(self._live[s.seq_id], "length") for s in schedule.out_of_memory]
@@ -416,38 +370,7 @@ class Engine:
         """End every sequence with `error`: the executor is lost."""
         return [self._end(live, "error", error) for live in list(self._live.values())]
 
-    # -- drafters ------------------------------------------------------------------------------
-
-    def _open_in_proposers(self, schedule: Schedule) -> None:
-        """Tell drafters of sequences whose prefill starts now, so that theirs runs beside it."""
-        now_s = self._clock()
-        fresh = []
-        for sequence, _ in schedule.prefills:
-            live = self._live[sequence.seq_id]
-            if not live.opened:
-                live.opened = True
-                sequence.first_scheduled_s = now_s
-                fresh.append(sequence)
-        for name, proposer in self.proposers.items():
-            wanted = [sequence for sequence in fresh if name in sequence.drafters]
-            if wanted:
-                proposer.open(wanted)
-
-    def _tell_proposers(self, committed: list[Committed]) -> None:
-        """Every open drafter of a sequence hears of every committed token."""
-        for name, proposer in self.proposers.items():
-            theirs = [
-                result
-                for result in committed
-                if (live := self._live.get(result.seq_id)) and name in live.sequence.drafters
-            ]
-            if theirs:
-                proposer.commit(theirs)
-
-    def _close_in_proposers(self, live: _Live) -> None:
-        if live.opened:
-            for name in live.sequence.drafters:
-                self.proposers[name].close([live.sequence.seq_id])
+    # -- what the controller learns -------------------------------------------------------------
 
     def _observe(
         self,
@@ -473,46 +396,3 @@ class Engine:
                 now_s=now_s,
             )
         )
-
-
-def _verify_work(rows: list[Row], logits: torch.Tensor) -> tuple[torch.Tensor, list[VerifyItem]]:
-    """The logit rows that the verifier needs, [sum of num_verify_rows, V], and its items."""
-    items, wanted, first = [], [], 0
-    for row in rows:
-        end = first + row.num_logit_rows
-        if row.num_verify_rows:
-            wanted.extend(range(first + row.num_prompt_rows, end))
-            items.append(_verify_item(row))
-        first = end
-    if len(wanted) == logits.shape[0]:
-        return logits, items
-    return logits[wanted], items
-
-
-def _verify_item(row: Row) -> VerifyItem:
-    sequence = row.sequence
-    params = sequence.params
-    eos = frozenset() if params.ignore_eos else sequence.eos_token_ids
-    return VerifyItem(
-        rows=SequenceRows(
-            params=params,
-            prompt_token_ids=sequence.prompt_token_ids,
-            output_token_ids=sequence.output_token_ids,
-            draft_token_ids=row.draft.token_ids,
-            stop_token_ids=eos.union(params.stop_token_ids),
-        ),
-        verification=sequence.verification,
-        seed=sequence.seed,
-        position=sequence.num_tokens,
-        round=sequence.round,
-        laws=row.draft.laws,
-    )
-
-
-def _logprobs(
-    sequence: Sequence, raw: torch.Tensor, kept: list[int]
-) -> list[TokenLogprobs] | None:
-    top_n = sequence.params.logprobs
-    if top_n is None or not kept:
-        return None
-    return token_logprobs(raw[: len(kept)], kept, top_n)

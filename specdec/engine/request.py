@@ -70,9 +70,7 @@ def make_sequence(
     """
     params = request.params
     params.validate(limits.vocab_size)
-    validate_prompt(
-        request.prompt_token_ids, params, limits.vocab_size, limits.max_model_len
-    )
+    validate_prompt(request.prompt_token_ids, params, limits.vocab_size, limits.max_model_len)
     if request.timeout_s is not None and not request.timeout_s > 0:
         raise InvalidRequestError("timeout: must be above 0 seconds", field="timeout")
     seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specdec.engine.scheduler import Schedule
+from specdec.sampling.processors import SequenceRows
 from specdec.sequence import Sequence
 from specdec.speculation.proposer import DraftTokens
+from specdec.speculation.verifier import VerifyItem
 from specdec.step_plan import StepPlan
 
 NO_DRAFT = DraftTokens([])
@@ -80,3 +82,37 @@ def build_plan(rows: list[Row], block_size: int) -> StepPlan:
             row.num_logit_rows,
         )
     return plan
+
+
+def verify_work(rows: list[Row]) -> tuple[list[int], list[VerifyItem]]:
+    """Which of the plan's logit rows the verifier needs, in order, and its items."""
+    indices: list[int] = []
+    items: list[VerifyItem] = []
+    first = 0
+    for row in rows:
+        end = first + row.num_logit_rows
+        if row.num_verify_rows:
+            indices.extend(range(first + row.num_prompt_rows, end))
+            items.append(_verify_item(row))
+        first = end
+    return indices, items
+
+
+def _verify_item(row: Row) -> VerifyItem:
+    sequence = row.sequence
+    params = sequence.params
+    eos = frozenset[int]() if params.ignore_eos else sequence.eos_token_ids
+    return VerifyItem(
+        rows=SequenceRows(
+            params=params,
+            prompt_token_ids=sequence.prompt_token_ids,
+            output_token_ids=sequence.output_token_ids,
+            draft_token_ids=row.draft.token_ids,
+            stop_token_ids=eos.union(params.stop_token_ids),
+        ),
+        verification=sequence.verification,
+        seed=sequence.seed,
+        position=sequence.num_tokens,
+        round=sequence.round,
+        laws=row.draft.laws,
+    )

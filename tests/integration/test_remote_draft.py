@@ -118,7 +118,7 @@ def steps(engine, requests: list) -> Iterator[SequenceOutput]:
 
 
 def until_available(engine, seq_id: int) -> None:
-    wait_until(lambda: engine.proposers["draft"].available(seq_id))
+    wait_until(lambda: engine.drafters["draft"].available(seq_id))
 
 
 def run(engine, requests: list) -> dict[str, list[SequenceOutput]]:
@@ -148,7 +148,7 @@ def test_block_mode_over_the_wire(draft, connect) -> None:
     outputs = run(engine, [request(random_prompt(9, 1), speculation=fixed(4), **BLOCK)])["r"]
     assert len(token_ids(outputs)) == 40
     assert num_accepted(outputs) > 10
-    assert not engine.proposers["draft"].counters.faults
+    assert not engine.drafters["draft"].counters.faults
 
 
 def test_two_targets_share_one_draft(plain, draft, connect) -> None:

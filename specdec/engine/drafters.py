@@ -1,0 +1,81 @@
+"""All drafters of an engine, seen as one: who may propose for which sequence, in which order.
+
+The engine speaks to proposers only through this. A sequence is open at every drafter that it
+allows, so that another can take over in the step in which one is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+
+from specdec.sequence import Sequence
+from specdec.speculation.proposer import Committed, DraftTokens, Proposer
+
+
+class Drafters:
+    """The engine's proposers by name."""
+
+    def __init__(self, proposers: Mapping[str, Proposer]) -> None:
+        self._proposers = dict(proposers)
+        self._open: dict[int, Sequence] = {}
+
+    def __getitem__(self, name: str) -> Proposer:
+        return self._proposers[name]
+
+    def open(self, sequences: Iterable[Sequence]) -> None:
+        """Take up sequences whose prefill starts now, so that a drafter's runs beside it; those
+        taken up before (and preempted since) are passed over."""
+        fresh = [sequence for sequence in sequences if sequence.seq_id not in self._open]
+        for sequence in fresh:
+            self._open[sequence.seq_id] = sequence
+        for name, proposer in self._proposers.items():
+            wanted = [sequence for sequence in fresh if name in sequence.drafters]
+            if wanted:
+                proposer.open(wanted)
+
+    def available(self, sequence: Sequence) -> str | None:
+        """The drafter that would propose for this sequence now: its first that is available."""
+        for name in sequence.drafters:
+            if self._proposers[name].available(sequence.seq_id):
+                return name
+        return None
+
+    def propose(self, ks: Mapping[int, int], wait_s: float) -> dict[int, DraftTokens]:
+        """At most ks[seq_id] draft tokens for each sequence; `used_drafter` says who proposed."""
+        by_drafter: dict[str, dict[int, int]] = {}
+        for seq_id, k in ks.items():
+            sequence = self._open[seq_id]
+            name = self.available(sequence)
+            if name is not None:
+                sequence.used_drafter = name
+                by_drafter.setdefault(name, {})[seq_id] = k
+        drafts: dict[int, DraftTokens] = {}
+        for name, wanted in by_drafter.items():
+            drafts.update(self._proposers[name].propose(wanted, wait_s))
+        return drafts
+
+    def commit(self, results: SequenceOf[Committed]) -> None:
+        """Tell every drafter of a sequence, whether it proposed or not; of closed ones none hears."""
+        for name, proposer in self._proposers.items():
+            theirs = [
+                result
+                for result in results
+                if (sequence := self._open.get(result.seq_id)) and name in sequence.drafters
+            ]
+            if theirs:
+                proposer.commit(theirs)
+
+    def close(self, sequence: Sequence) -> None:
+        """Forget a sequence; one that was never opened is ignored."""
+        if self._open.pop(sequence.seq_id, None) is not None:
+            for name in sequence.drafters:
+                self._proposers[name].close([sequence.seq_id])
+
+    def disabled_reason(self, sequence: Sequence) -> str | None:
+        """Why the preferred drafter of this sequence proposes nothing, or None."""
+        return self._proposers[sequence.drafters[0]].disabled_reason(sequence.seq_id)
+
+    def shutdown(self) -> None:
+        for proposer in self._proposers.values():
+            proposer.shutdown()
