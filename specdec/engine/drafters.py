@@ -56,7 +56,7 @@ class Drafters:
         return drafts
 
     def commit(self, results: SequenceOf[Committed]) -> None:
-        """Tell every drafter of a sequence, whether it proposed or not; of closed ones none hears."""
+        """Tell every drafter of a sequence, whether it proposed or not, unless it is closed."""
         for name, proposer in self._proposers.items():
             theirs = [
                 result
