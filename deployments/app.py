@@ -26,8 +26,8 @@ QUIET = LoggingConfig(enable_access_log=False)
 def build(args: AppSettings) -> serve.Application:
     """The application for these settings. Serve's own options (replicas, autoscaling, health
     check) can be set per deployment in the config file and win over the defaults here."""
-    draft = _bind_draft(args) if args.draft is not None else None
-    target = _bind_target(args, draft)
+    draft = bind_draft(args) if args.draft is not None else None
+    target = bind_target(args, draft)
     gateway = serve.deployment(
         name="Gateway",
         max_ongoing_requests=UNLIMITED_REQUESTS,
@@ -37,7 +37,8 @@ def build(args: AppSettings) -> serve.Application:
     return gateway.bind(args, target)
 
 
-def _bind_draft(args: AppSettings) -> serve.Application:
+def bind_draft(args: AppSettings) -> serve.Application:
+    """The draft deployment alone; `args.draft` is set."""
     assert args.draft is not None
     deployment = serve.deployment(
         name="Draft",
@@ -55,7 +56,8 @@ def _bind_draft(args: AppSettings) -> serve.Application:
     return deployment.bind(args.draft, args.draft_resources, args.draft_server)
 
 
-def _bind_target(args: AppSettings, draft: DeploymentHandle | None) -> serve.Application:
+def bind_target(args: AppSettings, draft: DeploymentHandle | None) -> serve.Application:
+    """The target deployment, with a draft or none."""
     deployment = serve.deployment(
         name="Target",
         max_ongoing_requests=UNLIMITED_REQUESTS,

@@ -30,6 +30,10 @@ LEASE_BEAT_S = 1.0
 class Draft:
     """One draft replica."""
 
+    # Serve calls __del__ also where the constructor failed.
+    _thread: DraftThread | None = None
+    _server: DraftServer | None = None
+
     async def __init__(
         self, config: DraftConfig, resources: RankResources, server: DraftServerSettings
     ) -> None:
@@ -70,9 +74,11 @@ class Draft:
         self._thread.check_health()
 
     async def __del__(self) -> None:
-        self._closing.set()
-        await self._server.stop(grace_s=1.0)
-        await asyncio.to_thread(self._thread.stop)
+        if self._server is not None:
+            self._closing.set()
+            await self._server.stop(grace_s=1.0)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.stop)
 
 
 def _load(config: DraftConfig, resources: RankResources) -> DraftThread:

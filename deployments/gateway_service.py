@@ -7,6 +7,7 @@ refuses early, with the same errors the engine would give.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -19,8 +20,15 @@ from deployments.target import TargetDescription
 from deployments.target_client import TargetClient
 from specdec.engine.builder import model_name
 from specdec.engine.request import GenerateRequest, allowed_drafters
-from specdec.errors import InvalidRequestError, ModelNotFoundError, UnavailableError
+from specdec.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
 from specdec.params import SamplingParams, validate_prompt
+
+logger = logging.getLogger(__name__)
 
 HEALTH_REUSE_S = 1.0
 
@@ -117,17 +125,27 @@ class GatewayService:
         await asyncio.shield(self._health)
 
     async def _prove_generation(self) -> None:
+        """A full or long queue is no illness: restarting a busy target would only add to it. Where
+        our own token does not come in time, any token for anybody proves the same."""
+        num_before = await self._num_generated()
         params = SamplingParams(max_tokens=1, temperature=0)
         request = GenerateRequest(new_request_id("health"), [0], params, partition="health")
         try:
             async with asyncio.timeout(self.settings.health_timeout_s):
                 async for _ in self.target.stream(request):
                     pass
+        except OverloadedError:
+            logger.debug("healthy: the engine answered that its queue is full")
         except TimeoutError:
-            raise UnavailableError(
-                f"no token was generated within {self.settings.health_timeout_s} s"
-            ) from None
+            if await self._num_generated() <= num_before:
+                raise UnavailableError(
+                    f"no token was generated within {self.settings.health_timeout_s} s"
+                ) from None
         self._healthy_until_s = time.monotonic() + HEALTH_REUSE_S
+
+    async def _num_generated(self) -> int:
+        described = await self.target.describe_all()
+        return sum(item.stats.counters.num_generation_tokens for item in described)
 
 
 def new_request_id(prefix: str) -> str:

@@ -40,7 +40,7 @@ from deployments.openai_responses import (
 )
 from specdec.engine.request import GenerateRequest
 from specdec.errors import InvalidRequestError, SpecdecError
-from specdec.sequence import SequenceOutput
+from specdec.sequence import SequenceOutput, TokenLogprobs
 
 Render = Callable[[Choice, SequenceOutput], dict[str, Any]]
 
@@ -151,7 +151,11 @@ class HttpHandlers:
     async def _stream(self, job: _Job, kind: str, render: Render) -> Response:
         """Wait for the first output, so that an error before it is a plain HTTP error."""
         outputs = self._service.target.merged(job.requests)
-        first = await anext(outputs)
+        try:
+            first = await anext(outputs)
+        except BaseException:  # the caller may leave while it waits
+            await outputs.aclose()
+            raise
         return StreamingResponse(
             self._events(job, kind, render, first, outputs),
             media_type="text/event-stream",
@@ -197,15 +201,12 @@ class HttpHandlers:
         def render(choice: Choice) -> dict[str, Any]:
             assert isinstance(job.body, CompletionBody)
             echoed = self._echoed_text(job, choice) if job.body.echo else ""
-            positions = list(choice.logprobs)
-            if job.body.echo:
-                positions = [p for p in choice.prompt_logprobs or [] if p] + positions
             return {
                 "index": choice.index,
                 "text": echoed + choice.text,
-                "logprobs": None
-                if job.body.logprobs is None
-                else completion_logprobs(positions, job.texts, 0),
+                "logprobs": self._completion_logprobs(
+                    job, choice, choice.logprobs, choice.prompt_logprobs, 0
+                ),
                 **self._end_of(choice),
                 **self._token_fields(job, choice),
             }
@@ -219,20 +220,41 @@ class HttpHandlers:
             assert isinstance(job.body, CompletionBody)
             is_first = len(choice.token_ids) == len(output.token_ids)
             echoed = self._echoed_text(job, choice) if job.body.echo and is_first else ""
-            positions: list[Any] = list(output.logprobs or [])
-            if echoed:
-                positions = [p for p in output.prompt_logprobs or [] if p] + positions
-            logprobs = completion_logprobs(positions, job.texts, sent[choice.index])
+            logprobs = self._completion_logprobs(
+                job,
+                choice,
+                output.logprobs or [],
+                output.prompt_logprobs if echoed else None,
+                sent[choice.index],
+            )
             sent[choice.index] += len(echoed) + len(output.text)
             delta = {
                 "index": choice.index,
                 "text": echoed + output.text,
-                "logprobs": None if job.body.logprobs is None else logprobs,
+                "logprobs": logprobs,
                 **self._end_of(choice),
             }
             return {**delta, "token_ids": output.token_ids} if job.body.return_token_ids else delta
 
         return render
+
+    def _completion_logprobs(
+        self,
+        job: _Job,
+        choice: Choice,
+        positions: list[TokenLogprobs],
+        prompt_positions: list[TokenLogprobs | None] | None,
+        offset: int,
+    ) -> dict[str, Any] | None:
+        """Of these output tokens and, with `echo`, of the prompt before them."""
+        assert isinstance(job.body, CompletionBody)
+        if job.body.logprobs is None:
+            return None
+        if not job.body.echo or not prompt_positions:
+            return completion_logprobs(positions, job.texts, offset)
+        first = job.requests[choice.index].prompt_token_ids[0]
+        known = [position for position in prompt_positions if position is not None]
+        return completion_logprobs(known + positions, job.texts, offset, first)
 
     def _chat_choice(self, job: _Job) -> Callable[[Choice], dict[str, Any]]:
         def render(choice: Choice) -> dict[str, Any]:

@@ -16,13 +16,24 @@ import pydantic
 import ray
 from ray import serve
 from ray.serve._private import api as private_api
-from ray.serve.config import gRPCOptions
-from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+from ray.serve.config import (
+    AutoscalingConfig,
+    GangSchedulingConfig,
+    RequestRouterConfig,
+    gRPCOptions,
+)
+from ray.serve.schema import ApplicationStatus, DeploymentSchema, ServeDeploySchema
 
 from deployments.settings import AppSettings
 from specdec.errors import ConfigError, UnavailableError
 
 IMPORT_PATH = "deployments.app:build"
+# Parts of a deployment that Serve's schema keeps as they are and reads only when it deploys.
+SECTIONS: dict[str, type[pydantic.BaseModel]] = {
+    "autoscaling_config": AutoscalingConfig,
+    "request_router_config": RequestRouterConfig,
+    "gang_scheduling_config": GangSchedulingConfig,
+}
 NAMESPACE = "serve"
 POLL_S = 0.5
 FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
@@ -70,6 +81,8 @@ def check_config(config: Mapping[str, Any]) -> ServeDeploySchema:
         for application in schema.applications:
             if application.import_path == IMPORT_PATH:
                 AppSettings.model_validate(application.args)
+            for deployment in application.deployments:
+                _check_sections(deployment)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -88,6 +101,14 @@ def _refuse_unknown_keys(given: Any, understood: Any, path: str) -> None:
     elif isinstance(given, list) and isinstance(understood, list):
         for index, (item, kept) in enumerate(zip(given, understood, strict=True)):
             _refuse_unknown_keys(item, kept, f"{path}.{index}")
+
+
+def _check_sections(deployment: DeploymentSchema) -> None:
+    for name, kind in SECTIONS.items():
+        given = getattr(deployment, name)
+        if isinstance(given, Mapping) and given:
+            understood = kind.model_validate(given).model_dump(exclude_unset=True)
+            _refuse_unknown_keys(given, understood, f"{deployment.name}.{name}")
 
 
 def _stop_on_signals() -> threading.Event:

@@ -149,8 +149,8 @@ class CompletionBody(_Body):
         if not prompt:
             raise InvalidRequestError("prompt: must not be empty", field="prompt")
         if isinstance(prompt[0], int):
-            return [prompt]  # type: ignore[list-item]
-        return list(prompt)  # type: ignore[arg-type]
+            return [prompt]
+        return list(prompt)
 
     def output_tokens(self) -> int:
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens

@@ -76,18 +76,24 @@ class TokenTexts:
 
 
 def completion_logprobs(
-    positions: Sequence[TokenLogprobs | None], texts: TokenTexts, offset: int
+    positions: Sequence[TokenLogprobs], texts: TokenTexts, offset: int, first: int | None = None
 ) -> dict[str, Any]:
-    """The `logprobs` object of /v1/completions; None stands for a prompt's first token."""
+    """The `logprobs` object of /v1/completions. `offset`: characters of the choice's text before
+    it. `first`: the id of an echoed prompt's first token, which nothing predicts."""
     result: dict[str, Any] = {
         "tokens": [],
         "token_logprobs": [],
         "top_logprobs": [],
         "text_offset": [],
     }
+    if first is not None:
+        text = texts.text(first)
+        result["tokens"].append(text)
+        result["token_logprobs"].append(None)
+        result["top_logprobs"].append(None)
+        result["text_offset"].append(offset)
+        offset += len(text)
     for position in positions:
-        if position is None:
-            continue
         text = texts.text(position.token_id)
         result["tokens"].append(text)
         result["token_logprobs"].append(position.logprob)

@@ -63,7 +63,7 @@ class RayWorkers:
             for actor in self._actors:
                 ray.kill(actor)
             raise UnavailableError(f"tensor-parallel ranks did not start: {error}") from None
-        self._lives = [
+        self._lives: list[ray.ObjectRef] = [
             actor.run.remote(rank, spec, host, port)
             for rank, actor in enumerate(self._actors, start=1)
         ]

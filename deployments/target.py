@@ -27,6 +27,7 @@ from specdec.engine.engine import Engine
 from specdec.engine.request import GenerateRequest
 from specdec.engine.warmup import warm_up
 from specdec.errors import UnavailableError
+from specdec.model.parallel import TensorParallelExecutor
 from specdec.model.tokenizer import load_tokenizer, tokenizer_hash
 from specdec.rpc.remote_proposer import RemoteProposer
 from specdec.sequence import SequenceOutput
@@ -59,6 +60,10 @@ class TargetDescription:
 class Target:
     """One target replica."""
 
+    # Serve calls __del__ also where the constructor failed.
+    _engine: AsyncEngine | None = None
+    _membership: Membership | None = None
+
     async def __init__(
         self,
         config: EngineConfig,
@@ -69,7 +74,6 @@ class Target:
         self._resources = resources
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._remote: RemoteProposer | None = None
-        self._membership: Membership | None = None
         self._engine = AsyncEngine(await asyncio.to_thread(self._build, draft is not None))
         if draft is not None and self._remote is not None:
             self._membership = Membership(draft, self._replica_id, self._remote.set_members)
@@ -134,9 +138,13 @@ class Target:
         return {"num_waiting": float(scheduler.num_waiting), "kv_usage": scheduler.kv_usage}
 
     def check_health(self) -> None:
-        """Raises where the engine has failed or a step hangs; Serve then replaces the replica."""
+        """Raises where the engine has failed, a rank is lost or a step hangs; Serve then replaces
+        the replica."""
         if self._engine.failure is not None:
             raise self._engine.failure
+        executor = self._engine.engine.executor
+        if isinstance(executor, TensorParallelExecutor) and executor.failure is not None:
+            raise UnavailableError(executor.failure)
         stuck_s = time.monotonic() - self._engine.last_step_s
         if self._engine.engine.has_work and stuck_s > STUCK_STEP_S:
             raise UnavailableError(f"no engine step has ended for {stuck_s:.0f} s")
@@ -144,4 +152,5 @@ class Target:
     async def __del__(self) -> None:
         if self._membership is not None:
             await self._membership.stop()
-        await asyncio.to_thread(self._engine.shutdown)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.shutdown)
