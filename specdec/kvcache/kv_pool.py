@@ -96,9 +96,8 @@ def num_blocks_for(cache: CacheConfig, block_bytes: int, free_bytes: int | None)
     if cache.num_blocks is not None:
         return cache.num_blocks
     field = "kv_cache_bytes" if cache.kv_cache_bytes is not None else "gpu_memory_utilization"
-    budget = cache.kv_cache_bytes or free_bytes
-    if budget is None:
-        budget = DEFAULT_CPU_BYTES
+    left = DEFAULT_CPU_BYTES if free_bytes is None else free_bytes
+    budget = left if cache.kv_cache_bytes is None else cache.kv_cache_bytes
     if budget < block_bytes:
         raise ConfigError(
             f"{budget} bytes for the KV cache do not hold one block of {block_bytes} bytes",

@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 
 from specdec.errors import ConfigError
 from specdec.kvcache.kv_pool import KVLayerSpec, KVPool
+from specdec.model.attention_backend import GATHER_SDPA, GATHER_VARLEN, VarlenKeys
 from specdec.step_plan import StepPlan
 
 ATTENTION_NAME = "specdec_paged"
@@ -52,8 +53,8 @@ class LayerAttention:
 class KeyRange:
     """The keys that a group of sequences reads: whole blocks, and who may see them.
 
-    blocks: [B * N] block ids; first_key is dropped rows at the front for a lone sequence.
-    mask: additive [B, 1, Q, S], or None where every query sees every key.
+    blocks: [B * N] block ids. num_keys: S, rows used of each sequence's N blocks.
+    mask: additive [B, 1, Q, S], or None where every query sees every key, or `is_causal`.
     """
 
     blocks: torch.Tensor
@@ -83,7 +84,12 @@ class StepContext:
     """One step's tensors for the attention layers; passed through the model's keyword arguments."""
 
     def __init__(
-        self, plan: StepPlan, pool: KVPool, layers: list[LayerAttention], device: torch.device
+        self,
+        plan: StepPlan,
+        pool: KVPool,
+        layers: list[LayerAttention],
+        device: torch.device,
+        backend: str = GATHER_SDPA,
     ) -> None:
         self.plan = plan
         self.pool = pool
@@ -92,12 +98,22 @@ class StepContext:
         self.slots = torch.tensor(plan.slot_mapping, device=device)
         self._starts = _starts(plan.query_lens)
         self._rotations: dict[int, tuple[torch.Tensor, torch.Tensor, object]] = {}
+        self.restore: torch.Tensor | None = None
+        self.groups: list[SequenceGroup] = []
+        self.varlen: VarlenKeys | None = None
+        if backend == GATHER_VARLEN:
+            self.varlen = VarlenKeys(plan, pool.block_size, device)
+        else:
+            self._group_sequences()
+
+    def _group_sequences(self) -> None:
+        """Decide which sequences share a call, and how their rows come back into order."""
+        plan, pool = self.plan, self.pool
         self.groups = [self._group(members) for members in _buckets(plan, pool.block_size)]
         order = [row for group in self.groups for row in self._rows_of(group.members)]
         # Where grouping changed the order, output rows are put back by this permutation.
-        self.restore: torch.Tensor | None = None
         if order != list(range(len(order))):
-            self.restore = torch.tensor(order, device=device).argsort()
+            self.restore = torch.tensor(order, device=self.device).argsort()
 
     def _rows_of(self, members: list[int]) -> list[int]:
         lens = self.plan.query_lens
@@ -222,6 +238,8 @@ def attend(step: StepContext, layer: int, query: torch.Tensor) -> torch.Tensor:
 
     Returns [T, heads * value_dim].
     """
+    if step.varlen is not None:
+        return step.varlen.attend(step.pool, layer, step.layers[layer], query)
     outputs = [_attend_group(step, layer, group, query) for group in step.groups]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output if step.restore is None else output.index_select(0, step.restore)

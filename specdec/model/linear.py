@@ -8,12 +8,15 @@ tokens in one pass worth while.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from specdec.errors import ConfigError
 
-# The number of rows that the packed layout is tuned for: a token and four draft tokens.
+# The number of rows that the packed layout is tuned for: a token and four draft tokens. With it
+# one or two rows take longer than four (measured: 23 against 15 ms for 30 layers of 576 x 3072).
 _PACKED_FOR_ROWS = 5
+_FEWEST_ROWS = 4
 _SMALLEST_SCALE = 1e-30
 
 
@@ -40,6 +43,12 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [..., in_features] -> [..., out_features]"""
+        count = rows.shape[-2]
+        if count < _FEWEST_ROWS:
+            return self._product(F.pad(rows, (0, 0, 0, _FEWEST_ROWS - count)))[..., :count, :]
+        return self._product(rows)
+
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
         packed: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
             rows, self._weight, self._bias, "none", [], ""
         )

@@ -14,8 +14,10 @@ from specdec.config import CacheConfig, ModelConfig
 from specdec.errors import ConfigError
 from specdec.kvcache.kv_pool import KVPool, bytes_per_block, num_blocks_for
 from specdec.model.attention import GeometryProbe, LayerAttention, StepContext
+from specdec.model.attention_backend import choose_attention_backend
 from specdec.model.fused import optimize_for_cpu
 from specdec.model.loader import LoadedModel, load_model
+from specdec.model.memory import free_bytes_after, largest_plan
 from specdec.step_plan import StepPlan
 
 
@@ -26,10 +28,17 @@ class ModelRunner:
     `bytes_per_block` of this rank's pool.
     """
 
-    def __init__(self, loaded: LoadedModel, cache: CacheConfig) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        cache: CacheConfig,
+        max_num_tokens: int = 512,
+        max_num_logit_rows: int = 512,
+    ) -> None:
         """Probe the model's attention, size and allocate the pool.
 
-        Every tensor-parallel rank must construct its runner together: the probe is a forward.
+        The limits describe the largest step, which sizes the pool on a CUDA device. Every
+        tensor-parallel rank must construct its runner together: the probe is a forward.
         """
         self.model = loaded.model
         self.vocab_size = loaded.vocab_size
@@ -46,8 +55,20 @@ class ModelRunner:
             optimize_for_cpu(loaded.model, self._layers, loaded.quantization)
         specs = [layer.kv for layer in self._layers]
         self.bytes_per_block = bytes_per_block(specs, cache.block_size, loaded.dtype)
-        self.num_blocks = num_blocks_for(cache, self.bytes_per_block, None)
-        self._pool = KVPool(specs, self.num_blocks, cache.block_size, loaded.dtype, loaded.device)
+        self.attention = choose_attention_backend(loaded.device, loaded.dtype, self._layers)
+
+        def make_pool(num_blocks: int) -> KVPool:
+            return KVPool(specs, num_blocks, cache.block_size, loaded.dtype, loaded.device)
+
+        free_bytes = None
+        if self.device.type == "cuda" and cache.num_blocks is None and not cache.kv_cache_bytes:
+            plan = largest_plan(max_num_tokens, max_num_logit_rows, cache.block_size)
+            self._pool = make_pool(len(plan.block_tables[0]))
+            free_bytes = free_bytes_after(
+                lambda: self._discard(plan), self.device, cache.gpu_memory_utilization
+            )
+        self.num_blocks = num_blocks_for(cache, self.bytes_per_block, free_bytes)
+        self._pool = make_pool(self.num_blocks)
 
     @classmethod
     def build(
@@ -67,7 +88,11 @@ class ModelRunner:
         """
         if model.num_threads is not None:
             torch.set_num_threads(model.num_threads)
-        return cls(load_model(model, tp_size=tp_size), cache)
+        loaded = load_model(model, tp_size=tp_size)
+        return cls(loaded, cache, max_num_tokens, max_num_logit_rows)
+
+    def _discard(self, plan: StepPlan) -> None:
+        self.run(plan)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor:
@@ -77,7 +102,7 @@ class ModelRunner:
         """
         if plan.num_tokens == 0:
             return torch.empty(0, self.vocab_size, device=self.device)
-        step = StepContext(plan, self._pool, self._layers, self.device)
+        step = StepContext(plan, self._pool, self._layers, self.device, self.attention.name)
         return self._forward(plan.token_ids, plan.positions, plan.logit_rows, step)
 
     def _forward(
