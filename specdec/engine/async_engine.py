@@ -45,6 +45,7 @@ class AsyncEngine:
         self._wake = threading.Condition()
         self._streams: dict[int, _Stream] = {}
         self._stopping = False
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
         self._thread.start()
 
@@ -85,8 +86,12 @@ class AsyncEngine:
 
     def _send(self, command: Callable[[], None]) -> None:
         with self._wake:
-            self._commands.append(command)
-            self._wake.notify()
+            if not self._ended:
+                self._commands.append(command)
+                self._wake.notify()
+                return
+        # The thread is gone, so nobody else touches the engine; the command tells its caller.
+        command()
 
     # -- the engine's thread -------------------------------------------------------------------
 
@@ -98,6 +103,8 @@ class AsyncEngine:
                 self._step()
             self.last_step_s = time.monotonic()
         self._deliver(self.engine.fail_all(UnavailableError("the engine is shutting down")))
+        with self._wake:
+            self._ended = True
         while self._commands:
             self._commands.popleft()()
         self.engine.shutdown()

@@ -1,4 +1,4 @@
-"""What the engine tests share: small engines over tiny models, and a drafter that is told the future."""
+"""What the engine tests share: tiny engines, and a drafter that is told the future."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def make_engine(
     draft_proposer=None,
     num_blocks: int = 256,
     prefix_caching: bool = False,
+    draft_max_model_len: int | None = None,
     **scheduler,
 ) -> Engine:
     """A float64 engine; a draft folder makes the draft run in this process."""
@@ -47,6 +48,7 @@ def make_engine(
     draft_config = draft and DraftConfig(
         draft=ModelConfig(model=str(draft), dtype="float64"),
         cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=256),
+        scheduler=SchedulerConfig(max_model_len=draft_max_model_len),
     )
     return build_engine(config, draft_config, draft_proposer)
 
@@ -66,7 +68,7 @@ def run(engine: Engine, requests: list[GenerateRequest]) -> dict[str, list[Seque
 
 
 def check_integrity(engine: Engine) -> None:
-    """free + used == total, and the KV length of a decoding sequence is its length - 1 (case *7)."""
+    """free + used == total; a decoding sequence has KV for all but its last token (case *7)."""
     running = engine.scheduler.running
     engine.block_manager.check_integrity([s.block_table for s in running])
     for sequence in running:

@@ -125,7 +125,9 @@ def test_abort_of_neighbours_changes_no_token(plain, shared_engines, params):
     engine = shared_engines
     kept = engine.add_request(request(PROMPT, "kept", speculation=fixed(4), **params))
     doomed = [
-        engine.add_request(request(random_prompt(9 + i, i), f"d{i}", speculation=fixed(3), **params))
+        engine.add_request(
+            request(random_prompt(9 + i, i), f"d{i}", speculation=fixed(3), **params)
+        )
         for i in range(4)
     ]
     seen: list[int] = []
