@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from ray.serve._private.common import RequestMetadata
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from specdec.engine.request import GenerateRequest
@@ -20,7 +21,27 @@ MAX_PREFIXES = 16384
 MAX_QUEUE_IMBALANCE = 8.0
 
 
-class PinnedRouter(RequestRouter):
+class _OwnReplicaRouter(RequestRouter):
+    """Gives each pending call the replica that was chosen for it.
+
+    Serve's own way finds the call by its request id, which calls made while serving one request
+    share: of the sequences of one request all but one would wait forever. Its FIFO way mixes the
+    calls up, and with them what was chosen for whom.
+    """
+
+    def _fulfill_next_pending_request(
+        self, replica: RunningReplica, request_metadata: RequestMetadata | None = None
+    ) -> None:
+        for pending in self._pending_requests_to_fulfill:
+            if pending.metadata is request_metadata and not pending.future.done():
+                self._cancel_routing_task_for_pending_request(pending)
+                self._record_queue_wait_time(pending)
+                pending.future.set_result(replica)
+                self._remove_pending_request_from_indices(pending)
+                return
+
+
+class PinnedRouter(_OwnReplicaRouter):
     """Sends a call to the replica whose id is its first argument, and to no other.
 
     A lease is meant for one draft replica; where that one is gone, no replica is offered and the
@@ -38,7 +59,7 @@ class PinnedRouter(RequestRouter):
         return [[r for r in candidate_replicas if r.replica_id.unique_id == wanted]]
 
 
-class PrefixAffinityRouter(RequestRouter):
+class PrefixAffinityRouter(_OwnReplicaRouter):
     """Prefix affinity first, then free KV and queue (design section 2).
 
     Remembers which replica last served a prompt's leading 256-token pieces, and goes there again
