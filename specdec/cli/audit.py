@@ -18,21 +18,24 @@ from specdec.cli.generation import Decode
 from specdec.cli.local_engine import decoder, encode, open_engine
 from specdec.cli.options import (
     DEMO_MODEL,
-    SPECULATION,
+    AsJson,
+    Chat,
     Draft,
+    Drafter,
     DraftQuantization,
     Dtype,
     DtypeOption,
+    FixedK,
     MaxK,
     MaxTokens,
     Quantization,
+    Speculation,
     SpeculationMode,
     Target,
     TargetQuantization,
     Threads,
     check_drafter,
-    draft_config,
-    engine_config,
+    engine_configs,
     speculation_params,
 )
 from specdec.cli.prompts import read_prompts
@@ -44,7 +47,8 @@ EXAMPLES = """Examples:
 
     specdec audit questions.jsonl --draft smollm2 --draft-quantization int8 --limit 40 --json
 
-Prompts: one text per line, or JSON lines with `prompt` or `turns` (the first turn is used).
+Prompts: one text per line, or JSON lines with `prompt` or `turns` (the first turn is used). K is
+fixed at 4 unless --speculation auto or --k say otherwise.
 
 Exit status: 0 no divergence (numerical ties are named apart), 1 divergence, 2 bad input."""
 
@@ -57,33 +61,30 @@ class Mode(StrEnum):
     BOTH = "both"
 
 
+PromptFile = Annotated[Path, typer.Argument(help="Prompts: text lines or JSON lines, also .gz.")]
+ModeOption = Annotated[Mode, typer.Option("--mode", help="How to sample.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use the first N prompts.")]
+CoupledTemperature = Annotated[
+    float, typer.Option(min=0.01, max=2.0, help="Temperature of coupled mode.")
+]
+CoupledSeed = Annotated[int, typer.Option(help="Seed of coupled mode.")]
+Batch = Annotated[int, typer.Option(min=1, help="Prompts run together.")]
+DEFAULT_K = 4
+
+
 def audit(
-    file: Annotated[Path, typer.Argument(help="Prompts: text lines or JSON lines, also .gz.")],
-    mode: Annotated[Mode, typer.Option(help="How to sample.")] = Mode.BOTH,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use the first N prompts.")] = None,
-    chat: Annotated[bool, typer.Option(help="Send prompts as a user's chat message.")] = False,
+    file: PromptFile,
+    mode: ModeOption = Mode.BOTH,
+    limit: Limit = None,
+    chat: Chat = False,
     max_tokens: MaxTokens = 64,
-    temperature: Annotated[
-        float, typer.Option(min=0.01, max=2.0, help="Temperature of coupled mode.")
-    ] = 0.8,
-    seed: Annotated[int, typer.Option(help="Seed of coupled mode.")] = 0,
-    batch: Annotated[int, typer.Option(min=1, help="Prompts run together.")] = 1,
-    speculation: Annotated[
-        SpeculationMode, typer.Option(help="Who chooses K.", rich_help_panel=SPECULATION)
-    ] = SpeculationMode.FIXED,
-    k: Annotated[
-        int | None,
-        typer.Option(
-            "--k",
-            min=1,
-            help="K of --speculation fixed; 4 if not given.",
-            rich_help_panel=SPECULATION,
-        ),
-    ] = None,
-    drafter: Annotated[
-        str | None, typer.Option(help="draft or ngram.", rich_help_panel=SPECULATION)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    temperature: CoupledTemperature = 0.8,
+    seed: CoupledSeed = 0,
+    batch: Batch = 1,
+    speculation: Speculation = SpeculationMode.FIXED,
+    k: FixedK = None,
+    drafter: Drafter = None,
+    as_json: AsJson = False,
     target: Target = DEMO_MODEL,
     target_quantization: TargetQuantization = Quantization.NONE,
     draft: Draft = None,
@@ -97,13 +98,18 @@ def audit(
         raise typer.BadParameter("an audit compares with speculation: use fixed or auto")
     check_drafter(drafter, draft, target)
     texts = read_prompts(file, limit)
-    wish = speculation_params(
-        speculation, 4 if k is None and speculation is SpeculationMode.FIXED else k, drafter
+    if speculation is SpeculationMode.FIXED and k is None:
+        k = DEFAULT_K
+    wish = speculation_params(speculation, k, drafter)
+    config, drafting = engine_configs(
+        target,
+        target_quantization,
+        draft,
+        draft_quantization,
+        dtype,
+        threads,
+        max_num_speculative_tokens,
     )
-    config = engine_config(
-        target, target_quantization, draft is not None, dtype, threads, max_num_speculative_tokens
-    )
-    drafting = draft_config(draft, draft_quantization, dtype, threads, max_num_speculative_tokens)
     modes = [Mode.GREEDY, Mode.COUPLED] if mode is Mode.BOTH else [mode]
     results: list[Comparison] = []
     with (
@@ -119,6 +125,10 @@ def audit(
             print_json(verdict)
         else:
             _print(output(), results, verdict, decoder(engine.tokenizer))
+    _exit(verdict)
+
+
+def _exit(verdict: dict[str, Any]) -> None:
     if not verdict["num_draft_tokens"]:
         messages().print("[yellow]nothing was drafted, so nothing was put to the test[/]")
     if verdict["num_divergences"]:

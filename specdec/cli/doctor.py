@@ -15,6 +15,7 @@ from specdec.cli.checks import Check, Verdict
 from specdec.cli.console import ExitCode, output, print_json, status
 from specdec.cli.options import (
     DEMO_MODEL,
+    AsJson,
     Draft,
     DraftQuantization,
     Dtype,
@@ -47,7 +48,7 @@ def doctor(
     dtype: DtypeOption = Dtype.AUTO,
     http_port: Annotated[int, typer.Option(min=1, max=65535, help="HTTP port.")] = 8000,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535, help="gRPC port.")] = 9000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check versions, devices, memory, ports and whether the models fit."""
     from specdec.config import ModelConfig

@@ -22,23 +22,32 @@ from specdec.cli.generation import (
 from specdec.cli.local_engine import decoder, encode, open_engine
 from specdec.cli.options import (
     DEMO_MODEL,
-    SAMPLING,
-    SPECULATION,
+    AsJson,
+    Chat,
     Draft,
+    Drafter,
     DraftQuantization,
     Dtype,
     DtypeOption,
+    FixedK,
+    IgnoreEos,
     MaxK,
     MaxTokens,
+    MinP,
     Quantization,
     Seed,
+    Speculation,
     SpeculationMode,
+    Stop,
     Target,
     TargetQuantization,
+    Temperature,
     Threads,
+    TopK,
+    TopP,
+    VerificationRule,
     check_drafter,
-    draft_config,
-    engine_config,
+    engine_configs,
     speculation_params,
 )
 from specdec.cli.show import TokenPrinter, legend
@@ -60,60 +69,41 @@ EXAMPLES = """Examples:
 Exit status: 0 done, 1 failed, 2 bad input, 3 server unavailable or too slow."""
 
 
+Prompt = Annotated[str | None, typer.Argument(help="The text to continue.")]
+PromptFile = Annotated[
+    Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")
+]
+Show = Annotated[bool, typer.Option(help="Colour the draft tokens: accepted, rejected, bonus.")]
+Address = Annotated[str | None, typer.Option(help="host:port of a server; without it, run here.")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="SPECDEC_API_KEY", help="API key for --address.")
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.001, help="Give up after this many seconds.")
+]
+
+
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The text to continue.")] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")
-    ] = None,
-    chat: Annotated[bool, typer.Option(help="Send the prompt as a user's chat message.")] = False,
-    show: Annotated[
-        bool, typer.Option(help="Colour the draft tokens: accepted, rejected, bonus.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object with text and token_ids.")
-    ] = False,
+    prompt: Prompt = None,
+    file: PromptFile = None,
+    chat: Chat = False,
+    show: Show = False,
+    as_json: AsJson = False,
     max_tokens: MaxTokens = 64,
-    temperature: Annotated[
-        float, typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING)
-    ] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus mass.", rich_help_panel=SAMPLING)] = 1.0,
-    top_k: Annotated[
-        int, typer.Option(help="Likeliest tokens kept; 0: all.", rich_help_panel=SAMPLING)
-    ] = 0,
-    min_p: Annotated[
-        float, typer.Option(help="Least share of the top probability.", rich_help_panel=SAMPLING)
-    ] = 0.0,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
     seed: Seed = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="Stop before this text; may be repeated.", rich_help_panel=SAMPLING),
-    ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option(help="Go on after end-of-text.", rich_help_panel=SAMPLING)
-    ] = False,
-    speculation: Annotated[
-        SpeculationMode, typer.Option(help="Who chooses K.", rich_help_panel=SPECULATION)
-    ] = SpeculationMode.AUTO,
-    k: Annotated[
-        int | None,
-        typer.Option("--k", min=0, help="K of --speculation fixed.", rich_help_panel=SPECULATION),
-    ] = None,
-    drafter: Annotated[
-        str | None, typer.Option(help="draft or ngram.", rich_help_panel=SPECULATION)
-    ] = None,
-    verification: Annotated[
-        str,
-        typer.Option(help="auto, coupled, rejection or block.", rich_help_panel=SPECULATION),
-    ] = "auto",
-    address: Annotated[
-        str | None, typer.Option(help="host:port of a server; without it, run here.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="SPECDEC_API_KEY", help="API key for --address.")
-    ] = None,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout", min=0.001, help="Give up after this many seconds.")
-    ] = 600.0,
+    stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
+    speculation: Speculation = SpeculationMode.AUTO,
+    k: FixedK = None,
+    drafter: Drafter = None,
+    verification: VerificationRule = "auto",
+    address: Address = None,
+    api_key: ApiKey = None,
+    timeout_s: Timeout = 600.0,
     target: Target = DEMO_MODEL,
     target_quantization: TargetQuantization = Quantization.NONE,
     draft: Draft = None,
@@ -140,23 +130,17 @@ def generate(
         outcome = _on_server(address, api_key, text, chat, params, timeout_s, view)
     else:
         check_drafter(drafter, draft, target)
-        config = engine_config(
+        config, drafting = engine_configs(
             target,
             target_quantization,
-            draft is not None,
+            draft,
+            draft_quantization,
             dtype,
             threads,
             max_num_speculative_tokens,
         )
-        drafting = draft_config(
-            draft, draft_quantization, dtype, threads, max_num_speculative_tokens
-        )
         outcome = _in_process(config, drafting, text, chat, params, timeout_s, view)
-    if view is View.JSON:
-        print_json(outcome.to_json())
-    else:
-        typer.echo()
-        messages().print(summary(outcome), style="dim")
+    _finish(outcome, view)
 
 
 class View(Enum):
@@ -241,6 +225,14 @@ def _printer(view: View, decode: Decode, prompt_token_ids: list[int]) -> Callabl
         messages().print(legend())
         return TokenPrinter(output(), decode, prompt_token_ids)
     return lambda step: typer.echo(step.text, nl=False)
+
+
+def _finish(outcome: Outcome, view: View) -> None:
+    if view is View.JSON:
+        print_json(outcome.to_json())
+    else:
+        typer.echo()
+        messages().print(summary(outcome), style="dim")
 
 
 def summary(outcome: Outcome) -> str:

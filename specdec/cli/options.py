@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -53,46 +53,38 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
-MaxTokens = Annotated[int, typer.Option(min=1, help="Most new tokens.", rich_help_panel=SAMPLING)]
+def _option(help: str, panel: str | None, *names: str, **limits: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **limits)
+
+
+MaxTokens = Annotated[int, _option("Most new tokens.", SAMPLING, min=1)]
+Temperature = Annotated[float, _option("0 is greedy.", SAMPLING)]
+TopP = Annotated[float, _option("Nucleus mass.", SAMPLING)]
+TopK = Annotated[int, _option("Likeliest tokens kept; 0: all.", SAMPLING)]
+MinP = Annotated[float, _option("Least share of the top probability.", SAMPLING)]
 Seed = Annotated[
-    int | None,
-    typer.Option(
-        help="Makes sampled text reproducible, whatever the drafter and K.",
-        rich_help_panel=SAMPLING,
-    ),
+    int | None, _option("Makes sampled text reproducible, whatever the drafter and K.", SAMPLING)
 ]
-Target = Annotated[
-    str, typer.Option(help="Target: a name, folder or hub id.", rich_help_panel=ENGINE)
-]
-TargetQuantization = Annotated[
-    Quantization, typer.Option(help="Numbers of the target's layers.", rich_help_panel=ENGINE)
-]
-Draft = Annotated[
-    str | None,
-    typer.Option(
-        help="Draft model, run in this process; without it, only n-grams draft.",
-        rich_help_panel=ENGINE,
-    ),
-]
-DraftQuantization = Annotated[
-    Quantization, typer.Option(help="Numbers of the draft's layers.", rich_help_panel=ENGINE)
-]
-DtypeOption = Annotated[
-    Dtype, typer.Option("--dtype", help="Number format of both models.", rich_help_panel=ENGINE)
-]
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads per model.", rich_help_panel=ENGINE)
-]
+Stop = Annotated[list[str] | None, _option("Stop before this text; may be repeated.", SAMPLING)]
+IgnoreEos = Annotated[bool, _option("Go on after end-of-text.", SAMPLING)]
+
+Speculation = Annotated[SpeculationMode, _option("Who chooses K.", SPECULATION)]
+FixedK = Annotated[int | None, _option("K of --speculation fixed.", SPECULATION, "--k", min=0)]
+Drafter = Annotated[str | None, _option("draft or ngram.", SPECULATION)]
+VerificationRule = Annotated[str, _option("auto, coupled, rejection or block.", SPECULATION)]
+
+Target = Annotated[str, _option("Target: a name, folder or hub id.", ENGINE)]
+TargetQuantization = Annotated[Quantization, _option("Numbers of the target's layers.", ENGINE)]
+Draft = Annotated[str | None, _option("Draft model; without one, only n-grams draft.", ENGINE)]
+DraftQuantization = Annotated[Quantization, _option("Numbers of the draft's layers.", ENGINE)]
+DtypeOption = Annotated[Dtype, _option("Number format of both models.", ENGINE, "--dtype")]
+Threads = Annotated[int | None, _option("CPU threads per model.", ENGINE, min=1)]
 MaxK = Annotated[
     int,
-    typer.Option(
-        "--max-num-speculative-tokens",
-        min=0,
-        max=128,
-        help="The operator's limit on K.",
-        rich_help_panel=ENGINE,
-    ),
+    _option("The operator's limit on K.", ENGINE, "--max-num-speculative-tokens", min=0, max=128),
 ]
+Chat = Annotated[bool, _option("Send prompts as a user's chat message.", None)]
+AsJson = Annotated[bool, _option("Print one JSON value on one line.", None, "--json")]
 
 
 def speculation_params(
@@ -104,56 +96,44 @@ def speculation_params(
     return params
 
 
-def engine_config(
+def engine_configs(
     target: str,
     target_quantization: Quantization,
-    has_draft: bool,
+    draft: str | None,
+    draft_quantization: Quantization,
     dtype: Dtype,
     threads: int | None,
     max_num_speculative_tokens: int,
-) -> EngineConfig:
-    """The configuration of an in-process target engine."""
-    from specdec.config import EngineConfig, ModelConfig, SpeculationConfig
+) -> tuple[EngineConfig, DraftConfig | None]:
+    """The configuration of an in-process target engine, and of its draft if there is one."""
+    from specdec.config import DraftConfig, EngineConfig, ModelConfig, SpeculationConfig
 
-    return EngineConfig(
-        target=ModelConfig(
-            model=target,
-            quantization=target_quantization.value,
-            dtype=dtype.value,
-            num_threads=threads,
-        ),
+    def model(name: str, quantization: Quantization) -> ModelConfig:
+        return ModelConfig(
+            model=name, quantization=quantization.value, dtype=dtype.value, num_threads=threads
+        )
+
+    engine = EngineConfig(
+        target=model(target, target_quantization),
         speculation=SpeculationConfig(
             max_num_speculative_tokens=max_num_speculative_tokens,
-            drafters=("draft", "ngram") if has_draft else ("ngram",),
+            drafters=("ngram",) if draft is None else ("draft", "ngram"),
         ),
     )
-
-
-def draft_config(
-    draft: str | None,
-    quantization: Quantization,
-    dtype: Dtype,
-    threads: int | None,
-    max_num_speculative_tokens: int,
-) -> DraftConfig | None:
-    """The configuration of an in-process draft engine, or None where no draft was named."""
-    from specdec.config import DraftConfig, ModelConfig
-
     if draft is None:
-        return None
-    return DraftConfig(
-        draft=ModelConfig(
-            model=draft, quantization=quantization.value, dtype=dtype.value, num_threads=threads
-        ),
+        return engine, None
+    drafting = DraftConfig(
+        draft=model(draft, draft_quantization),
         max_num_speculative_tokens=max(1, max_num_speculative_tokens),
     )
+    return engine, drafting
 
 
-def check_drafter(drafter: str | None, draft: str | None, default_target: str) -> None:
+def check_drafter(drafter: str | None, draft: str | None, target: str) -> None:
     """Refuse `--drafter draft` without a draft model, saying how to name one."""
     if drafter == "draft" and draft is None:
         raise InvalidRequestError(
             "--drafter draft needs a draft model: add --draft MODEL, for example "
-            f"--draft {default_target} --draft-quantization int8",
+            f"--draft {target} --draft-quantization int8",
             field="speculation.drafter",
         )

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from specdec.cli.console import messages, output
+from specdec.cli.console import messages
 from specdec.cli.options import (
     ENGINE,
     Device,
+    Draft,
     DraftQuantization,
     Dtype,
     DtypeOption,
@@ -49,101 +50,129 @@ NETWORK = "Network"
 CPU_RANK_CPUS = 0.5
 
 
+ConfigFile = Annotated[
+    Path | None, typer.Option(help="A Serve config file; it names the models itself.")
+]
+ServedTarget = Annotated[
+    str | None, typer.Option(help="Target: a name, folder or hub id.", rich_help_panel=ENGINE)
+]
+TargetRanks = Annotated[int, typer.Option(min=1, help="Its ranks.", rich_help_panel=ENGINE)]
+DraftRanks = Annotated[int, typer.Option(min=1, help="Ranks of the draft.", rich_help_panel=ENGINE)]
+ModelName = Annotated[
+    str | None, typer.Option(help="Name that clients use.", rich_help_panel=ENGINE)
+]
+MaxModelLen = Annotated[
+    int | None, typer.Option(min=2, help="Limit of prompt + output.", rich_help_panel=ENGINE)
+]
+DeviceOption = Annotated[
+    Device, typer.Option("--device", help="Where models run.", rich_help_panel=ENGINE)
+]
+Host = Annotated[
+    str | None, typer.Option(help="Address to listen on; 127.0.0.1.", rich_help_panel=NETWORK)
+]
+HttpPort = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="HTTP port; 8000.", rich_help_panel=NETWORK)
+]
+GrpcPort = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="gRPC port; 9000.", rich_help_panel=NETWORK)
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        envvar="RAY_ADDRESS",
+        help="A running Ray cluster; without it, Ray starts here.",
+        rich_help_panel=NETWORK,
+    ),
+]
+ReadyTimeout = Annotated[
+    float, typer.Option("--ready-timeout", min=1, help="Give up starting after these seconds.")
+]
+PrintConfig = Annotated[bool, typer.Option(help="Print the Serve config and stop.")]
+# Flags that only mean something beside --target.
+MODEL_FLAGS = (
+    "target_quantization",
+    "tensor_parallel_size",
+    "draft",
+    "draft_quantization",
+    "draft_tensor_parallel_size",
+    "model_name",
+    "max_model_len",
+    "device",
+    "dtype",
+    "threads",
+    "max_num_speculative_tokens",
+)
+
+
 def serve(
-    config: Annotated[
-        Path | None, typer.Option(help="A Serve config file; flags below are then not allowed.")
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Target: a name, folder or hub id.", rich_help_panel=ENGINE)
-    ] = None,
+    context: typer.Context,
+    config: ConfigFile = None,
+    target: ServedTarget = None,
     target_quantization: TargetQuantization = Quantization.NONE,
-    tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, help="Ranks of the target.", rich_help_panel=ENGINE)
-    ] = 1,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            help="Draft model, a deployment of its own; without it, n-grams draft.",
-            rich_help_panel=ENGINE,
-        ),
-    ] = None,
+    tensor_parallel_size: TargetRanks = 1,
+    draft: Draft = None,
     draft_quantization: DraftQuantization = Quantization.NONE,
-    draft_tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, help="Ranks of the draft.", rich_help_panel=ENGINE)
-    ] = 1,
-    model_name: Annotated[
-        str | None, typer.Option(help="Name that clients use.", rich_help_panel=ENGINE)
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(min=2, help="Limit of prompt + output.", rich_help_panel=ENGINE)
-    ] = None,
-    device: Annotated[
-        Device, typer.Option(help="Where models run.", rich_help_panel=ENGINE)
-    ] = Device.AUTO,
+    draft_tensor_parallel_size: DraftRanks = 1,
+    model_name: ModelName = None,
+    max_model_len: MaxModelLen = None,
+    device: DeviceOption = Device.AUTO,
     dtype: DtypeOption = Dtype.AUTO,
     threads: Threads = None,
     max_num_speculative_tokens: MaxK = 8,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on.", rich_help_panel=NETWORK)
-    ] = None,
-    http_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="HTTP port; 8000.", rich_help_panel=NETWORK),
-    ] = None,
-    grpc_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="gRPC port; 9000.", rich_help_panel=NETWORK),
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            envvar="RAY_ADDRESS",
-            help="A running Ray cluster; without it, Ray starts here.",
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
-    ready_timeout_s: Annotated[
-        float, typer.Option("--ready-timeout", min=1, help="Give up starting after these seconds.")
-    ] = 600.0,
-    print_config: Annotated[bool, typer.Option(help="Print the Serve config and stop.")] = False,
+    host: Host = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    ray_address: RayAddress = None,
+    ready_timeout_s: ReadyTimeout = 600.0,
+    print_config: PrintConfig = False,
 ) -> None:
     """Serve a target and a draft over HTTP and gRPC until interrupted."""
-    if config is not None and target is not None:
-        raise typer.BadParameter("--config names the models already: leave --target out")
-    if target is None and draft is not None:
-        raise typer.BadParameter("--draft needs --target")
     if target is None:
+        _refuse_unused_flags(context)
         settings = read_config(config)
+    elif config is not None:
+        raise typer.BadParameter("--config names the models already: leave --target out")
     else:
-        on_gpu = device is Device.CUDA or (device is Device.AUTO and _has_gpu())
-        numbers: dict[str, Any] = {"dtype": dtype.value, "device": "cuda" if on_gpu else "cpu"}
-        if threads is not None:
-            numbers["num_threads"] = threads
+        numbers = _numbers(device, dtype, threads)
         settings = serve_config(
-            target={
-                "model": target,
-                "quantization": target_quantization.value,
-                "tensor_parallel_size": tensor_parallel_size,
-                **numbers,
-            },
+            _model(target, target_quantization, tensor_parallel_size, numbers),
             draft=None
             if draft is None
-            else {
-                "model": draft,
-                "quantization": draft_quantization.value,
-                "tensor_parallel_size": draft_tensor_parallel_size,
-                **numbers,
-            },
-            scheduler={"max_model_len": max_model_len} if max_model_len else {},
-            gateway={"model_name": model_name} if model_name else {},
+            else _model(draft, draft_quantization, draft_tensor_parallel_size, numbers),
             max_num_speculative_tokens=max_num_speculative_tokens,
-            rank_resources={"num_gpus": 1} if on_gpu else {"num_cpus": CPU_RANK_CPUS},
+            max_model_len=max_model_len,
+            model_name=model_name,
         )
     apply_network(settings, host, http_port, grpc_port)
     if print_config:
-        output().print(yaml.safe_dump(settings, sort_keys=False), end="", markup=False)
-        return
-    _launch(settings, ray_address, ready_timeout_s)
+        typer.echo(yaml.safe_dump(settings, sort_keys=False), nl=False)
+    else:
+        _launch(settings, ray_address, ready_timeout_s)
+
+
+def _refuse_unused_flags(context: typer.Context) -> None:
+    for name in MODEL_FLAGS:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = name.replace("_", "-")
+            raise typer.BadParameter(f"--{flag} needs --target; a config file says it itself")
+
+
+def _numbers(device: Device, dtype: Dtype, threads: int | None) -> dict[str, Any]:
+    on_gpu = device is Device.CUDA or (device is Device.AUTO and _has_gpu())
+    numbers: dict[str, Any] = {"dtype": dtype.value, "device": "cuda" if on_gpu else "cpu"}
+    return numbers if threads is None else {**numbers, "num_threads": threads}
+
+
+def _model(
+    model: str, quantization: Quantization, ranks: int, numbers: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "model": model,
+        "quantization": quantization.value,
+        "tensor_parallel_size": ranks,
+        **numbers,
+    }
 
 
 def read_config(path: Path | None) -> dict[str, Any]:
@@ -164,31 +193,35 @@ def read_config(path: Path | None) -> dict[str, Any]:
 
 
 def serve_config(
-    *,
     target: dict[str, Any],
     draft: dict[str, Any] | None,
-    scheduler: dict[str, Any],
-    gateway: dict[str, Any],
+    *,
     max_num_speculative_tokens: int,
-    rank_resources: dict[str, float],
+    max_model_len: int | None,
+    model_name: str | None,
 ) -> dict[str, Any]:
     """The Serve config of one application, as `serve deploy` takes it."""
-    speculation = {
-        "max_num_speculative_tokens": max_num_speculative_tokens,
-        "drafters": ["draft", "ngram"] if draft else ["ngram"],
-    }
+    scheduler = {"max_model_len": max_model_len} if max_model_len else {}
+    drafters = ["draft", "ngram"] if draft else ["ngram"]
     arguments: dict[str, Any] = {
-        "target": {"target": target, "scheduler": scheduler, "speculation": speculation},
-        "gateway": gateway,
-        "target_resources": rank_resources,
+        "target": {
+            "target": target,
+            "scheduler": scheduler,
+            "speculation": {
+                "max_num_speculative_tokens": max_num_speculative_tokens,
+                "drafters": drafters,
+            },
+        },
+        "target_resources": _rank_resources(target),
+        "gateway": {"model_name": model_name} if model_name else {},
     }
     if draft:
         arguments["draft"] = {
             "draft": draft,
-            "scheduler": scheduler,
+            "scheduler": dict(scheduler),
             "max_num_speculative_tokens": max(1, max_num_speculative_tokens),
         }
-        arguments["draft_resources"] = rank_resources
+        arguments["draft_resources"] = _rank_resources(draft)
     application = {
         "name": "specdec",
         "route_prefix": "/",
@@ -196,6 +229,10 @@ def serve_config(
         "args": arguments,
     }
     return {"applications": [application]}
+
+
+def _rank_resources(model: dict[str, Any]) -> dict[str, float]:
+    return {"num_gpus": 1} if model["device"] == "cuda" else {"num_cpus": CPU_RANK_CPUS}
 
 
 def apply_network(

@@ -142,7 +142,13 @@ def test_wrong_value_is_refused_by_name():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--config", "x.yaml", "--target", "m"], ["--draft", "m"], ["--config", "/no/such.yaml"]],
+    [
+        ["--config", "x.yaml", "--target", "m"],
+        ["--config", "/no/such.yaml"],
+        ["--draft", "m"],
+        ["--max-model-len", "64"],
+        ["--dtype", "auto"],
+    ],
 )
 def test_contradicting_flags_and_missing_files_are_exit_status_2(specdec, arguments):
     specdec("serve", *arguments, code=2)
