@@ -7,7 +7,7 @@ are turned into responses in one place (`gateway.py`); a stream tells them in ba
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.gateway_service import GatewayService, new_request_id
 from deployments.metrics import exposition
+from deployments.openai_choices import ChatWriter, CompletionWriter, Writer
 from deployments.openai_requests import (
     ChatBody,
     CompletionBody,
@@ -29,20 +30,14 @@ from deployments.openai_requests import (
 from deployments.openai_responses import (
     DONE,
     Choice,
-    TokenTexts,
-    chat_logprobs,
-    completion_logprobs,
     error_body,
     event,
-    prompt_logprobs_entry,
     request_metrics,
     usage,
 )
 from specdec.engine.request import GenerateRequest
 from specdec.errors import InvalidRequestError, SpecdecError
-from specdec.sequence import SequenceOutput, TokenLogprobs
-
-Render = Callable[[Choice, SequenceOutput], dict[str, Any]]
+from specdec.sequence import SequenceOutput
 
 
 @dataclass(slots=True)
@@ -54,7 +49,7 @@ class _Job:
     prompts: list[list[int]]
     response_id: str
     created: int
-    texts: TokenTexts
+    writer: Writer
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -78,12 +73,8 @@ class HttpHandlers:
         prompt_logprobs = body.prompt_logprobs
         if body.echo and body.logprobs is not None and prompt_logprobs is None:
             prompt_logprobs = body.logprobs
-        job = await self._job(
-            http, body, ids, "cmpl", body.output_tokens(), body.logprobs, prompt_logprobs
-        )
-        if body.stream:
-            return await self._stream(job, "text_completion", self._completion_delta(job))
-        return await self._answer(job, "text_completion", self._completion_choice(job))
+        job = await self._job(http, body, ids, body.output_tokens(), body.logprobs, prompt_logprobs)
+        return await (self._stream(job) if body.stream else self._answer(job))
 
     async def chat(self, http: Request) -> Response:
         body = parse(ChatBody, await self._read(http))
@@ -99,21 +90,17 @@ class HttpHandlers:
             http,
             body,
             [ids],
-            "chatcmpl",
             body.output_tokens(room),
             body.num_top_logprobs(),
             body.prompt_logprobs,
         )
-        if body.stream:
-            return await self._stream(job, "chat.completion.chunk", self._chat_delta(job))
-        return await self._answer(job, "chat.completion", self._chat_choice(job))
+        return await (self._stream(job) if body.stream else self._answer(job))
 
     async def _job(
         self,
         http: Request,
         body: CompletionBody | ChatBody,
         prompts: list[list[int]],
-        prefix: str,
         max_tokens: int,
         logprobs: int | None,
         prompt_logprobs: int | None,
@@ -125,30 +112,30 @@ class HttpHandlers:
             prompts = [prompt[-body.truncate_prompt_tokens :] for prompt in prompts]
         params = body.sampling_params(self._service.prompter, max_tokens, logprobs, prompt_logprobs)
         given_id = body.request_id or http.headers.get("x-request-id")
+        kind = CompletionWriter if isinstance(body, CompletionBody) else ChatWriter
+        prefix = kind.id_prefix
         response_id = f"{prefix}-{given_id}" if given_id else new_request_id(prefix)
         requests = await self._service.requests(
             prompts, params, partition, response_id, body.n, body.timeout
         )
-        texts = TokenTexts(self._service.prompter, body.return_tokens_as_token_ids)
-        return _Job(body, requests, prompts, response_id, int(time.time()), texts)
+        writer: Writer = kind(body, requests, self._service.prompter)
+        return _Job(body, requests, prompts, response_id, int(time.time()), writer)
 
-    async def _answer(
-        self, job: _Job, kind: str, render: Callable[[Choice], dict[str, Any]]
-    ) -> Response:
+    async def _answer(self, job: _Job) -> Response:
         choices = job.choices()
         async with aclosing(self._service.target.merged(job.requests)) as outputs:
             async for index, output in outputs:
                 choices[index].add(output)
         return JSONResponse(
             {
-                **self._head(job, kind),
-                "choices": [render(choice) for choice in choices],
+                **self._head(job, job.writer.whole_object),
+                "choices": [job.writer.whole(choice) for choice in choices],
                 "usage": usage(choices, job.num_prompt_tokens),
                 "metrics": request_metrics(choices),
             }
         )
 
-    async def _stream(self, job: _Job, kind: str, render: Render) -> Response:
+    async def _stream(self, job: _Job) -> Response:
         """Wait for the first output, so that an error before it is a plain HTTP error."""
         outputs = self._service.target.merged(job.requests)
         try:
@@ -157,7 +144,7 @@ class HttpHandlers:
             await outputs.aclose()
             raise
         return StreamingResponse(
-            self._events(job, kind, render, first, outputs),
+            self._events(job, first, outputs),
             media_type="text/event-stream",
             headers={"cache-control": "no-cache"},
         )
@@ -165,17 +152,15 @@ class HttpHandlers:
     async def _events(
         self,
         job: _Job,
-        kind: str,
-        render: Render,
         first: tuple[int, SequenceOutput],
         outputs: AsyncGenerator[tuple[int, SequenceOutput], None],
     ) -> AsyncIterator[bytes]:
-        head, choices = self._head(job, kind), job.choices()
+        head, choices = self._head(job, job.writer.chunk_object), job.choices()
         options = job.body.stream_options or StreamOptions()
         try:
             async for index, output in _chain(first, outputs):
                 choices[index].add(output)
-                chunk = {**head, "choices": [render(choices[index], output)]}
+                chunk = {**head, "choices": [job.writer.delta(choices[index], output)]}
                 if options.continuous_usage_stats:
                     chunk["usage"] = usage([choices[index]], job.num_prompt_tokens)
                 yield event(chunk)
@@ -194,118 +179,6 @@ class HttpHandlers:
             "created": job.created,
             "model": self._service.model,
         }
-
-    # -- how a choice is written ---------------------------------------------------------------
-
-    def _completion_choice(self, job: _Job) -> Callable[[Choice], dict[str, Any]]:
-        def render(choice: Choice) -> dict[str, Any]:
-            assert isinstance(job.body, CompletionBody)
-            echoed = self._echoed_text(job, choice) if job.body.echo else ""
-            return {
-                "index": choice.index,
-                "text": echoed + choice.text,
-                "logprobs": self._completion_logprobs(
-                    job, choice, choice.logprobs, choice.prompt_logprobs, 0
-                ),
-                **self._end_of(choice),
-                **self._token_fields(job, choice),
-            }
-
-        return render
-
-    def _completion_delta(self, job: _Job) -> Render:
-        sent = [0] * len(job.requests)
-
-        def render(choice: Choice, output: SequenceOutput) -> dict[str, Any]:
-            assert isinstance(job.body, CompletionBody)
-            is_first = len(choice.token_ids) == len(output.token_ids)
-            echoed = self._echoed_text(job, choice) if job.body.echo and is_first else ""
-            logprobs = self._completion_logprobs(
-                job,
-                choice,
-                output.logprobs or [],
-                output.prompt_logprobs if echoed else None,
-                sent[choice.index],
-            )
-            sent[choice.index] += len(echoed) + len(output.text)
-            delta = {
-                "index": choice.index,
-                "text": echoed + output.text,
-                "logprobs": logprobs,
-                **self._end_of(choice),
-            }
-            return {**delta, "token_ids": output.token_ids} if job.body.return_token_ids else delta
-
-        return render
-
-    def _completion_logprobs(
-        self,
-        job: _Job,
-        choice: Choice,
-        positions: list[TokenLogprobs],
-        prompt_positions: list[TokenLogprobs | None] | None,
-        offset: int,
-    ) -> dict[str, Any] | None:
-        """Of these output tokens and, with `echo`, of the prompt before them."""
-        assert isinstance(job.body, CompletionBody)
-        if job.body.logprobs is None:
-            return None
-        if not job.body.echo or not prompt_positions:
-            return completion_logprobs(positions, job.texts, offset)
-        first = job.requests[choice.index].prompt_token_ids[0]
-        known = [position for position in prompt_positions if position is not None]
-        return completion_logprobs(known + positions, job.texts, offset, first)
-
-    def _chat_choice(self, job: _Job) -> Callable[[Choice], dict[str, Any]]:
-        def render(choice: Choice) -> dict[str, Any]:
-            assert isinstance(job.body, ChatBody)
-            return {
-                "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": chat_logprobs(choice.logprobs, job.texts)
-                if job.body.logprobs
-                else None,
-                **self._end_of(choice),
-                **self._token_fields(job, choice),
-            }
-
-        return render
-
-    def _chat_delta(self, job: _Job) -> Render:
-        def render(choice: Choice, output: SequenceOutput) -> dict[str, Any]:
-            assert isinstance(job.body, ChatBody)
-            delta: dict[str, Any] = {"content": output.text}
-            if len(choice.token_ids) == len(output.token_ids):
-                delta = {"role": "assistant", **delta}
-            result = {
-                "index": choice.index,
-                "delta": delta,
-                "logprobs": chat_logprobs(output.logprobs or [], job.texts)
-                if job.body.logprobs
-                else None,
-                **self._end_of(choice),
-            }
-            return (
-                {**result, "token_ids": output.token_ids} if job.body.return_token_ids else result
-            )
-
-        return render
-
-    def _echoed_text(self, job: _Job, choice: Choice) -> str:
-        prompt = job.requests[choice.index].prompt_token_ids
-        return self._service.prompter.decode(prompt, job.body.skip_special_tokens)
-
-    def _end_of(self, choice: Choice) -> dict[str, Any]:
-        return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
-
-    def _token_fields(self, job: _Job, choice: Choice) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if job.body.return_token_ids:
-            fields["token_ids"] = choice.token_ids
-            fields["prompt_token_ids"] = job.requests[choice.index].prompt_token_ids
-        if job.body.prompt_logprobs is not None and choice.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = prompt_logprobs_entry(choice.prompt_logprobs, job.texts)
-        return fields
 
     # -- the rest ------------------------------------------------------------------------------
 

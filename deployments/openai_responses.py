@@ -70,6 +70,10 @@ class TokenTexts:
             return f"token_id:{token_id}"
         return self._prompter.decode([token_id])
 
+    def num_characters(self, token_id: int) -> int:
+        """How far a token moves `text_offset` on, however it is written."""
+        return len(self._prompter.decode([token_id]))
+
     def chat_entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self.text(token_id)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
@@ -78,8 +82,11 @@ class TokenTexts:
 def completion_logprobs(
     positions: Sequence[TokenLogprobs], texts: TokenTexts, offset: int, first: int | None = None
 ) -> dict[str, Any]:
-    """The `logprobs` object of /v1/completions. `offset`: characters of the choice's text before
-    it. `first`: the id of an echoed prompt's first token, which nothing predicts."""
+    """The `logprobs` object of /v1/completions.
+
+    `offset`: characters of the tokens before, each decoded alone (a character that several tokens
+    share counts for each). `first`: an echoed prompt's first token, which nothing predicts.
+    """
     result: dict[str, Any] = {
         "tokens": [],
         "token_logprobs": [],
@@ -87,19 +94,17 @@ def completion_logprobs(
         "text_offset": [],
     }
     if first is not None:
-        text = texts.text(first)
-        result["tokens"].append(text)
+        result["tokens"].append(texts.text(first))
         result["token_logprobs"].append(None)
         result["top_logprobs"].append(None)
         result["text_offset"].append(offset)
-        offset += len(text)
+        offset += texts.num_characters(first)
     for position in positions:
-        text = texts.text(position.token_id)
-        result["tokens"].append(text)
+        result["tokens"].append(texts.text(position.token_id))
         result["token_logprobs"].append(position.logprob)
         result["top_logprobs"].append({texts.text(t): value for t, value in position.top})
         result["text_offset"].append(offset)
-        offset += len(text)
+        offset += texts.num_characters(position.token_id)
     return result
 
 

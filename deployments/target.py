@@ -10,7 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -21,7 +23,7 @@ from deployments.settings import RankResources
 from specdec.config import EngineConfig
 from specdec.engine.async_engine import AsyncEngine
 from specdec.engine.builder import build_engine
-from specdec.engine.counters import EngineStats
+from specdec.engine.counters import EngineCounters, EngineStats
 from specdec.engine.draft_builder import token_strings
 from specdec.engine.engine import Engine
 from specdec.engine.request import GenerateRequest
@@ -38,6 +40,8 @@ from specdec.speculation.messages import Heartbeat
 logger = logging.getLogger(__name__)
 
 STUCK_STEP_S = 60.0
+
+Counters = TypeVar("Counters", EngineCounters, DraftCounters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +119,15 @@ class Target:
 
     def describe(self) -> TargetDescription:
         engine, limits = self._engine.engine, self._engine.engine.limits
+        stats = engine.stats()
         return TargetDescription(
             replica_id=self._replica_id,
             max_model_len=limits.max_model_len,
             vocab_size=limits.vocab_size,
             max_num_speculative_tokens=self._config.speculation.max_num_speculative_tokens,
             drafters=self._config.speculation.drafters,
-            stats=engine.stats(),
-            link=self._remote.counters if self._remote is not None else None,
+            stats=replace(stats, counters=_reading(stats.counters)),
+            link=_reading(self._remote.counters) if self._remote is not None else None,
             draft_loads=self._remote.loads() if self._remote is not None else {},
         )
 
@@ -154,3 +159,10 @@ class Target:
             await self._membership.stop()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.shutdown)
+
+
+def _reading(counters: Counters) -> Counters:
+    """A copy of counters that other threads go on counting with: what is sent must not grow while
+    it is being written down."""
+    values = {item.name: copy(getattr(counters, item.name)) for item in fields(counters)}
+    return replace(counters, **values)

@@ -102,8 +102,7 @@ class TargetClient:
 
 def as_specdec_error(error: Exception) -> SpecdecError:
     """The error that a caller should see for one of Ray's."""
-    if isinstance(error, SpecdecError):
-        return error
+    # First, since Ray raises a class of its own that is both a RayTaskError and one of ours.
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, SpecdecError):
         return cause

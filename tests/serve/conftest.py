@@ -3,16 +3,15 @@ break or configure one for itself."""
 
 from __future__ import annotations
 
-import ray
 import pytest
+import ray
 from ray import serve
-from ray.serve.config import gRPCOptions, HTTPOptions
+from ray.serve.config import HTTPOptions, gRPCOptions
 
 from deployments.app import build
 from specdec.engine import Engine
 from tests.serve.harness import (
     API_KEYS,
-    CALL_TIMEOUT_S,
     READY_TIMEOUT_S,
     Ports,
     Service,
