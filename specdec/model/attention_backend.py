@@ -17,7 +17,7 @@ from specdec.kvcache.kv_pool import KVPool
 from specdec.step_plan import StepPlan
 
 if TYPE_CHECKING:
-    from specdec.model.attention import LayerAttention
+    from specdec.model.attention_probe import LayerAttention
 
 GATHER_SDPA = "gather_sdpa"
 GATHER_VARLEN = "gather_varlen"

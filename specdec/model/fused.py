@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from specdec.kvcache.kv_pool import KVPool
-from specdec.model.attention import LayerAttention, StepContext, attend
+from specdec.model.attention import attend
+from specdec.model.attention_probe import LayerAttention
 from specdec.model.linear import is_packable, make_linear
+from specdec.model.step_context import StepContext
 from specdec.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)

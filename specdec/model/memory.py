@@ -23,11 +23,12 @@ def largest_plan(num_tokens: int, num_logit_rows: int, block_size: int) -> StepP
 
 
 def free_bytes_after(
-    run_largest: Callable[[], None], device: torch.device, utilization: float
+    run_largest: Callable[[], object], device: torch.device, utilization: float
 ) -> int:
     """Bytes left of `utilization` of the device once the peak of `run_largest` is set aside.
 
-    Counts what other processes and libraries hold on the device as taken.
+    The throw-away pool of the profile run counts into the peak: a small margin. What other
+    processes and libraries hold on the device counts as taken.
     """
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -7,17 +7,19 @@ collectives the model needs are inside the model. It samples nothing and decides
 from __future__ import annotations
 
 import inspect
+from functools import partial
 
 import torch
 
 from specdec.config import CacheConfig, ModelConfig
 from specdec.errors import ConfigError
 from specdec.kvcache.kv_pool import KVPool, bytes_per_block, num_blocks_for
-from specdec.model.attention import GeometryProbe, LayerAttention, StepContext
 from specdec.model.attention_backend import choose_attention_backend
+from specdec.model.attention_probe import GeometryProbe, LayerAttention
 from specdec.model.fused import optimize_for_cpu
 from specdec.model.loader import LoadedModel, load_model
 from specdec.model.memory import free_bytes_after, largest_plan
+from specdec.model.step_context import StepContext
 from specdec.step_plan import StepPlan
 
 
@@ -56,19 +58,27 @@ class ModelRunner:
         specs = [layer.kv for layer in self._layers]
         self.bytes_per_block = bytes_per_block(specs, cache.block_size, loaded.dtype)
         self.attention = choose_attention_backend(loaded.device, loaded.dtype, self._layers)
-
-        def make_pool(num_blocks: int) -> KVPool:
-            return KVPool(specs, num_blocks, cache.block_size, loaded.dtype, loaded.device)
-
+        self._new_pool = partial(
+            KVPool,
+            specs,
+            block_size=cache.block_size,
+            dtype=loaded.dtype,
+            device=loaded.device,
+        )
         free_bytes = None
         if self.device.type == "cuda" and cache.num_blocks is None and not cache.kv_cache_bytes:
             plan = largest_plan(max_num_tokens, max_num_logit_rows, cache.block_size)
-            self._pool = make_pool(len(plan.block_tables[0]))
-            free_bytes = free_bytes_after(
-                lambda: self._discard(plan), self.device, cache.gpu_memory_utilization
-            )
+            free_bytes = self._profile(plan, cache.gpu_memory_utilization)
         self.num_blocks = num_blocks_for(cache, self.bytes_per_block, free_bytes)
-        self._pool = make_pool(self.num_blocks)
+        self._pool = self._new_pool(num_blocks=self.num_blocks)
+
+    def _profile(self, plan: StepPlan, utilization: float) -> int:
+        """Bytes left for the pool after the largest step, run on a pool just big enough for it."""
+        self._pool = self._new_pool(num_blocks=len(plan.block_tables[0]))
+        try:
+            return free_bytes_after(lambda: self.run(plan), self.device, utilization)
+        finally:
+            del self._pool
 
     @classmethod
     def build(
@@ -90,9 +100,6 @@ class ModelRunner:
             torch.set_num_threads(model.num_threads)
         loaded = load_model(model, tp_size=tp_size)
         return cls(loaded, cache, max_num_tokens, max_num_logit_rows)
-
-    def _discard(self, plan: StepPlan) -> None:
-        self.run(plan)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> torch.Tensor:

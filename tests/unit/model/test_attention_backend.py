@@ -8,8 +8,10 @@ import torch.nn.attention.varlen as varlen
 import torch.nn.functional as F
 
 from specdec.kvcache.kv_pool import KVLayerSpec, KVPool
-from specdec.model.attention import LayerAttention, StepContext, attend
+from specdec.model.attention import attend
 from specdec.model.attention_backend import choose_attention_backend
+from specdec.model.attention_probe import LayerAttention
+from specdec.model.step_context import StepContext
 from specdec.step_plan import StepPlan
 
 PLAIN = LayerAttention(KVLayerSpec(2, 8, 8), 4, 0.3, window=None, softcap=None)
