@@ -65,11 +65,9 @@ def _title(process: psutil.Process) -> str:
         words = process.cmdline()
     except psutil.Error:
         return "ended"
-    return (
-        words[0]
-        if words and words[0].startswith("ray::")
-        else Path(words[0] if words else "?").name
-    )
+    if not words:
+        return "ended"
+    return words[0] if words[0].startswith("ray::") else " ".join(Path(w).name for w in words[:3])
 
 
 def demo_config(target: dict[str, Any], with_draft: bool = True) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Figures 3, 4 and 6: what Serve costs, time to the first token, start and memory.
 
-    python -m benchmarks.serving [--streams 8] [--repeats 5] [--parts throughput ttft restart memory]
+    python -m benchmarks.serving [--streams 8] [--repeats 5] [--parts throughput ttft]
 
 Throughput: `--streams` concurrent HTTP streams through proxy, gateway and target, against the same
 engine in this process at the same batch size and thread count, speculation off on both sides. Time
-to first token: the same prompts with speculation auto and off, in turn, the cache kept out by a salt.
+to the first token: the same prompts with speculation auto and off, in turn; a salt keeps the prefix
+cache out.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ START_AIM_S = 600.0
 NUM_FIRST = 10
 RESTART_TIMEOUT_S = 120.0
 OFF, AUTO = {"mode": "off"}, {"mode": "auto"}
+SHORT = ("qa", "translation")
 PARTS = ("throughput", "ttft", "restart", "memory")
 
 _salts = itertools.count()
@@ -44,11 +46,8 @@ def request(prompt: list[int], max_tokens: int, speculation: dict[str, str]) -> 
 def prompt_sets(options: Options, size: int, repeats: int) -> list[list[list[int]]]:
     """`repeats` batches of `size` prompts of short questions."""
     needed = size * repeats
-    chosen = options.prompts(min(needed, 40), "qa") + options.prompts(
-        min(needed, 40), "translation"
-    )
-    ids = [prompt.token_ids(options.tokenizer) for prompt in chosen]
-    endless = itertools.cycle(ids)
+    chosen = [p for category in SHORT for p in options.prompts(needed, category)]
+    endless = itertools.cycle([prompt.token_ids(options.tokenizer) for prompt in chosen])
     return [[next(endless) for _ in range(size)] for _ in range(repeats)]
 
 

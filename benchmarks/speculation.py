@@ -1,6 +1,6 @@
 """Figure 2: speculation `auto` against off, batch 1, for each Spec-Bench category.
 
-    python -m benchmarks.speculation [--per-category 4] [--quantization none] [--drafters draft+ngram]
+    python -m benchmarks.speculation [--per-category 4] [--quantization int8]
 
 Three engines of one process take turns on prompts that are all different: without speculation,
 with n-gram lookup, and with an int8 draft of the same weights beside it. The controllers start
@@ -72,7 +72,8 @@ def report(name: str, side: Side, off: Side) -> None:
         ratios[category] = ratio.value
         rates = (total_rate(side.timed(category)), total_rate(off.timed(category)))
         print(
-            f"  {category:15} {ratio}, CPU time {cpu:.2f}x  {rates[0]:6.1f} against {rates[1]:6.1f} tokens/s"
+            f"  {category:15} {ratio}, CPU time {cpu:.2f}x"
+            f"  {rates[0]:6.1f} against {rates[1]:6.1f} tokens/s"
             f"  {what_was_drafted(side.runs[category])}"
         )
     for category in GAINING:
