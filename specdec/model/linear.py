@@ -22,7 +22,7 @@ _SMALLEST_SCALE = 1e-30
 
 def is_packable(dtype: torch.dtype) -> bool:
     """Whether oneDNN packs weights of this type here."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
