@@ -52,9 +52,8 @@ def test_curl(adapt, line):
 
 @pytest.mark.parametrize("code", PYTHONS, ids=title)
 def test_python(adapt, capsys, monkeypatch, code):
-    code = adapt(code).replace(
-        'httpx.post(\n    "', 'httpx.post(\n    headers={"authorization": "Bearer key-a"}, url="'
-    )
+    key = 'httpx.Client(headers={"authorization": "Bearer key-a"}, '
+    code = adapt(code).replace("httpx.Client(", key)
     assert "localhost" not in code
     exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
     if "print" in code:
