@@ -146,7 +146,8 @@ class Target:
         """Raises where the engine has failed, a rank is lost or a step hangs; Serve then replaces
         the replica."""
         if self._engine.failure is not None:
-            raise self._engine.failure
+            # Not the same object again and again: each raise would lengthen its traceback.
+            raise UnavailableError(self._engine.failure.message)
         executor = self._engine.engine.executor
         if isinstance(executor, TensorParallelExecutor) and executor.failure is not None:
             raise UnavailableError(executor.failure)

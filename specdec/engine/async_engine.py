@@ -132,7 +132,8 @@ class AsyncEngine:
     def _admit(self, stream: _Stream) -> None:
         try:
             if self.failure is not None or self._stopping:
-                raise self.failure or UnavailableError("the engine is shutting down")
+                failure = self.failure or UnavailableError("the engine is shutting down")
+                raise failure.with_traceback(None)  # it would grow with every caller
             sequence = self.engine.add_request(stream.request)
         except SpecdecError as error:
             failure = error

@@ -1,0 +1,89 @@
+"""HTTP and gRPC through Serve's HAProxy ingress, on a Ray cluster of its own.
+
+Run by test_haproxy.py as a process, since the ingress is chosen by an environment variable that
+all of Serve's processes must see from their start. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions, gRPCOptions
+
+from deployments.app import build
+from specdec import Client
+from specdec.errors import InvalidRequestError
+from tests.serve.harness import READY_TIMEOUT_S, free_port, settings, wait_until
+
+SERVICER = "specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server"
+ASKED = {"max_tokens": 24, "seed": 3}
+
+
+def main(target: Path) -> None:
+    http_port, grpc_port = free_port(), free_port()
+    ray.init(
+        _node_ip_address="127.0.0.1",
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+    )
+    serve.start(
+        http_options=HTTPOptions(host="127.0.0.1", port=http_port),
+        grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=[SERVICER]),
+    )
+    serve.run(build(settings(target, None)), name="main", route_prefix="/")
+    try:
+        print(json.dumps(observe(f"http://127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}")))
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def observe(url: str, address: str) -> dict[str, object]:
+    body = {"prompt": "the cat", **ASKED}
+    wait_until(
+        lambda: httpx.get(f"{url}/health", timeout=10).status_code == 200,
+        READY_TIMEOUT_S,
+        "HAProxy knows the replicas",
+    )
+    whole = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60
+    ) as response:
+        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    bad = httpx.post(f"{url}/v1/completions", json={**body, "max_tokens": 0}, timeout=60)
+    with Client(address, application="main") as client:
+        chunks, times = [], []
+        for chunk in client.generate("the cat", **ASKED):
+            chunks.append(chunk)
+            times.append(time.monotonic())
+        completion = client.complete("the cat", **ASKED)
+        fields = []
+        for call in (client.complete, lambda *a, **k: list(client.generate(*a, **k))):
+            try:
+                call("the cat", max_tokens=0)
+            except InvalidRequestError as error:
+                fields.append(error.field)
+    return {
+        "proxy": httpx.get(f"{url}/v1/models", timeout=30).headers.get("server"),
+        "http": whole["choices"][0]["text"],
+        "http_stream": "".join(json.loads(e)["choices"][0]["text"] for e in events[:-1]),
+        "http_done": events[-1],
+        "http_error": [bad.status_code, bad.json()["error"]["param"]],
+        "grpc": completion.text,
+        "grpc_stream": "".join(chunk.text for chunk in chunks),
+        "grpc_messages": len(chunks),
+        "grpc_fields": fields,
+    }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,36 @@
+"""HAProxy mode, the ingress that README names for production."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+LIMIT_S = 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 40)
+def test_http_and_grpc_through_haproxy(tiny_llama):
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.serve.haproxy_check", str(tiny_llama)],
+        cwd=REPOSITORY,
+        env={**os.environ, "RAY_SERVE_ENABLE_HA_PROXY": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    seen = json.loads(ran.stdout.splitlines()[-1])
+    assert seen["http"]
+    assert seen["http"] == seen["http_stream"] == seen["grpc"] == seen["grpc_stream"]
+    assert seen["http_done"] == "[DONE]"
+    assert seen["http_error"] == [400, "max_tokens"]
+    assert seen["grpc_messages"] > 1
+    assert seen["grpc_fields"] == ["max_tokens", "max_tokens"]
