@@ -88,17 +88,22 @@ def test_the_stop_really_was_inside_an_accepted_block(teller, truth, stop_at):
     assert outputs[-1].metrics.stats.num_emitted_accepted_tokens == stop_at
 
 
-@pytest.mark.parametrize("k", ALL_K)
-@pytest.mark.parametrize("drafter", ["itself", "teller"])
-def test_eos_inside_a_block_ends_the_output(tiny_llama, truth, stop_at, k, drafter):
-    """Case *11: declare a token that greedy decoding produced as EOS; it ends there at every K."""
-    if drafter == "itself":
+@pytest.fixture(scope="module", params=["itself", "teller"])
+def with_eos(request, tiny_llama, truth, stop_at):
+    """An engine for which a token of the greedy text is EOS, drafted by itself or by the truth."""
+    if request.param == "itself":
         engine = make_engine(tiny_llama, tiny_llama, ("draft",))
     else:
         proposer = TellingProposer({len(PROMPT): PROMPT + truth})
         engine = make_engine(tiny_llama, drafters=("draft",), draft_proposer=proposer)
     engine.limits = replace(engine.limits, eos_token_ids=frozenset({truth[stop_at]}))
-    ids, last, _ = ended(engine, k, ignore_eos=False)
+    return engine
+
+
+@pytest.mark.parametrize("k", ALL_K)
+def test_eos_inside_a_block_ends_the_output(with_eos, truth, stop_at, k):
+    """Case *11: declare a token that greedy decoding produced as EOS; it ends there at every K."""
+    ids, last, _ = ended(with_eos, k, ignore_eos=False)
     assert ids == truth[: stop_at + 1]
     assert (last.finish_reason, last.stop_reason) == ("stop", None)
 
