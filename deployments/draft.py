@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from deployments.logs import join_serve_log
 from deployments.ranks import build_rank_executor
 from deployments.settings import DraftServerSettings, RankResources
 from specdec.config import DraftConfig
@@ -37,6 +38,7 @@ class Draft:
     async def __init__(
         self, config: DraftConfig, resources: RankResources, server: DraftServerSettings
     ) -> None:
+        join_serve_log()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._closing = asyncio.Event()
         self._thread = await asyncio.to_thread(_load, config, resources)

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from deployments.gateway_service import GatewayService
 from deployments.grpc_handlers import GrpcHandlers
 from deployments.http_handlers import HttpHandlers
+from deployments.logs import join_serve_log
 from deployments.openai_responses import error_body
 from deployments.prompts import Prompter
 from deployments.settings import AppSettings
@@ -63,6 +64,7 @@ class Gateway:
     """One gateway replica."""
 
     def __init__(self, settings: AppSettings, target: DeploymentHandle) -> None:
+        join_serve_log()
         prompter = Prompter(load_tokenizer(settings.target.target))
         service = GatewayService(settings, TargetClient(target), prompter)
         self._http = HttpHandlers(service)

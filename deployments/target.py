@@ -17,6 +17,7 @@ from typing import TypeVar
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.logs import join_serve_log
 from deployments.membership import Membership
 from deployments.ranks import build_rank_executor
 from deployments.settings import RankResources
@@ -28,7 +29,7 @@ from specdec.engine.draft_builder import token_strings
 from specdec.engine.engine import Engine
 from specdec.engine.request import GenerateRequest
 from specdec.engine.warmup import warm_up
-from specdec.errors import UnavailableError
+from specdec.errors import SpecdecError, UnavailableError
 from specdec.model.parallel import TensorParallelExecutor
 from specdec.model.tokenizer import load_tokenizer, tokenizer_hash
 from specdec.rpc.remote_proposer import RemoteProposer
@@ -74,6 +75,7 @@ class Target:
         resources: RankResources,
         draft: DeploymentHandle | None = None,
     ) -> None:
+        join_serve_log()
         self._config = config
         self._resources = resources
         self._replica_id = serve.get_replica_context().replica_id.unique_id
@@ -113,9 +115,16 @@ class Target:
         )
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[SequenceOutput, None]:
-        """One message per engine step, the last with `finish_reason`. Closing it aborts."""
-        async for output in self._engine.generate(request):
-            yield output
+        """One message per engine step, the last with `finish_reason`. Closing it aborts.
+
+        An error comes as the `error` of a last message: for one that is raised, Serve would log a
+        traceback, also where a full queue does just what it should.
+        """
+        try:
+            async for output in self._engine.generate(request):
+                yield output
+        except SpecdecError as error:
+            yield SequenceOutput(-1, request.request_id, [], finish_reason="error", error=error)
 
     def describe(self) -> TargetDescription:
         engine, limits = self._engine.engine, self._engine.engine.limits

@@ -3,6 +3,8 @@ break or configure one for itself."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import ray
 from ray import serve
@@ -20,7 +22,16 @@ from tests.serve.harness import (
     wait_until,
 )
 
+HERE = Path(__file__).parent
+# The first test of a file also waits for its application; other work may hold the CPUs.
+TEST_TIMEOUT_S = 300
 SERVICER = "specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent == HERE and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

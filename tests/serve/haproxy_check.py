@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import httpx
+import psutil
 import ray
 from ray import serve
 from ray.serve.config import HTTPOptions, gRPCOptions
@@ -61,10 +61,7 @@ def observe(url: str, address: str) -> dict[str, object]:
         events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     bad = httpx.post(f"{url}/v1/completions", json={**body, "max_tokens": 0}, timeout=60)
     with Client(address, application="main") as client:
-        chunks, times = [], []
-        for chunk in client.generate("the cat", **ASKED):
-            chunks.append(chunk)
-            times.append(time.monotonic())
+        chunks = list(client.generate("the cat", **ASKED))
         completion = client.complete("the cat", **ASKED)
         fields = []
         for call in (client.complete, lambda *a, **k: list(client.generate(*a, **k))):
@@ -73,7 +70,9 @@ def observe(url: str, address: str) -> dict[str, object]:
             except InvalidRequestError as error:
                 fields.append(error.field)
     return {
-        "proxy": httpx.get(f"{url}/v1/models", timeout=30).headers.get("server"),
+        "haproxy_processes": sum(
+            process.name() == "haproxy" for process in psutil.Process().children(recursive=True)
+        ),
         "http": whole["choices"][0]["text"],
         "http_stream": "".join(json.loads(e)["choices"][0]["text"] for e in events[:-1]),
         "http_done": events[-1],

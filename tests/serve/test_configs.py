@@ -7,6 +7,7 @@ from importlib.resources import files
 
 import pytest
 import yaml
+from ray._common.utils import import_attr
 
 from deployments.launch import check_config
 from deployments.settings import AppSettings
@@ -43,6 +44,23 @@ def test_the_large_config_asks_for_four_gpus_and_a_fifth():
     assert settings.target_resources.num_gpus == 1
     assert settings.draft.draft.tensor_parallel_size == 1
     assert settings.draft_resources.num_gpus == 1
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_function_that_a_config_names_exists(name):
+    schema = check_config(load(name))
+    paths = [application.import_path for application in schema.applications]
+    paths += schema.grpc_options.grpc_servicer_functions
+    for deployment in schema.applications[0].deployments:
+        scaling = load_section(deployment.autoscaling_config)
+        if "policy" in scaling:
+            paths.append(scaling["policy"]["policy_function"])
+    for path in paths:
+        assert callable(import_attr(path))
+
+
+def load_section(section):
+    return section if isinstance(section, dict) else {}
 
 
 TYPOS = [

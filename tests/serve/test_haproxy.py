@@ -28,6 +28,7 @@ def test_http_and_grpc_through_haproxy(tiny_llama):
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     seen = json.loads(ran.stdout.splitlines()[-1])
+    assert seen["haproxy_processes"] >= 1
     assert seen["http"]
     assert seen["http"] == seen["http_stream"] == seen["grpc"] == seen["grpc_stream"]
     assert seen["http_done"] == "[DONE]"

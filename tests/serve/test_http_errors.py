@@ -199,17 +199,27 @@ def test_a_full_queue_answers_429_with_retry_after(service, openai):
 
 def test_the_openai_client_gets_through_after_its_retries(service):
     """The queue is full when it asks first; it honours Retry-After and is served later."""
-    full = {"model": "tiny", "prompt": ["the cat"] * (MAX_RUNNING + MAX_QUEUE), "max_tokens": 230}
-    with service.openai() as background, service.openai(max_retries=10) as patient:
-        thread = threading.Thread(
-            target=lambda: background.completions.create(**full, extra_body={"ignore_eos": True})
+
+    def occupy(num_sequences):
+        background.completions.create(
+            model="tiny",
+            prompt=["the cat"] * num_sequences,
+            max_tokens=230,
+            extra_body={"ignore_eos": True},
         )
-        thread.start()
+
+    with service.openai() as background, service.openai(max_retries=10) as patient:
+        running = threading.Thread(target=occupy, args=(MAX_RUNNING,))
+        queued = threading.Thread(target=occupy, args=(MAX_QUEUE,))
+        running.start()
+        wait_until(lambda: service.describe().stats.num_running == MAX_RUNNING, 20, "all busy")
+        queued.start()
         wait_until(lambda: service.describe().stats.num_waiting >= MAX_QUEUE, 20, "a full queue")
         answer = patient.completions.create(model="tiny", prompt="the dog", max_tokens=2)
         assert answer.usage.completion_tokens == 2
-        thread.join(60)
-        assert not thread.is_alive()
+        for thread in (running, queued):
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_an_expired_request_ends_with_504_or_an_error_event(service, openai):
