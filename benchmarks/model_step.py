@@ -2,6 +2,9 @@
 
     python -m benchmarks.model_step --model DIR [--threads 2] [--context 200]
 
+On a machine that does other work too, set OMP_WAIT_POLICY=passive: threads that spin at a barrier
+for a neighbour that is not running cost more than the whole step.
+
 Every round times each side once, in turn, so that a busy machine slows all alike; the median over
 rounds is printed with the ratio to transformers on the same number of rows.
 """
@@ -9,6 +12,7 @@ rounds is printed with the ratio to transformers on the same number of rows.
 from __future__ import annotations
 
 import argparse
+import inspect
 import statistics
 import time
 from collections.abc import Callable
@@ -63,8 +67,6 @@ def transformers_step(model: str, context: int) -> Callable[[int], None]:
 
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
-    import inspect
-
     return name in inspect.signature(model.forward).parameters
 
 

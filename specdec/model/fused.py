@@ -116,6 +116,10 @@ def optimize_for_cpu(model: nn.Module, layers: list[LayerAttention], quantizatio
     _replace(model, lambda module: _fuse_attention(module, layers))
     if quantization == "int8" or is_packable(next(model.parameters()).dtype):
         _replace(model, lambda module: _pack(module, quantization))
+        for parameter in model.parameters():
+            # What is left (embeddings, norms) may be views into the checkpoint's memory map,
+            # which they would keep resident as a whole.
+            parameter.data = parameter.data.clone()
 
 
 def _replace(model: nn.Module, replace: Callable[[nn.Module], nn.Module | None]) -> None:
