@@ -34,21 +34,24 @@ class Drafters:
             if wanted:
                 proposer.open(wanted)
 
-    def available(self, sequence: Sequence) -> str | None:
-        """The drafter that would propose for this sequence now: its first that is available."""
-        for name in sequence.drafters:
-            if self._proposers[name].available(sequence.seq_id):
-                return name
-        return None
+    def available(self, sequence: Sequence) -> tuple[str, ...]:
+        """The drafters that could propose for this sequence now, the preferred one first."""
+        seq_id = sequence.seq_id
+        return tuple(name for name in sequence.drafters if self._proposers[name].available(seq_id))
+
+    def prepare(self, sequences: SequenceOf[Sequence]) -> None:
+        """Let drafters do what they need once before they propose for the sequences of a step."""
+        for name, proposer in self._proposers.items():
+            theirs = [s.seq_id for s in sequences if name in s.drafters]
+            if theirs and len(theirs) == len(sequences):
+                proposer.prepare(theirs)
 
     def propose(self, ks: Mapping[int, int], wait_s: float) -> dict[int, DraftTokens]:
-        """At most ks[seq_id] draft tokens for each sequence; `used_drafter` says who proposed."""
+        """At most ks[seq_id] draft tokens for each sequence, from its `used_drafter`."""
         by_drafter: dict[str, dict[int, int]] = {}
         for seq_id, k in ks.items():
-            sequence = self._open[seq_id]
-            name = self.available(sequence)
+            name = self._open[seq_id].used_drafter
             if name is not None:
-                sequence.used_drafter = name
                 by_drafter.setdefault(name, {})[seq_id] = k
         drafts: dict[int, DraftTokens] = {}
         for name, wanted in by_drafter.items():

@@ -185,6 +185,7 @@ class Engine:
         if schedule.is_empty:
             return outputs
         self._begin_prefills(schedule)
+        started_s += self._prepare_drafters(schedule)  # paid once, so no cost of this step
         ks = self._plan_k(schedule, started_s)
         propose_started_s = self._clock()
         drafts = self.drafters.propose(ks, self._wait_s())
@@ -210,26 +211,36 @@ class Engine:
         )
         ks = {}
         planned = self.controller.plan(state) if states else []
-        for sequence, k in zip(schedule.decodes, planned, strict=True):
-            granted = self.scheduler.reserve_draft(sequence, k) if k > 0 else 0
+        for sequence, planned_k, chosen in zip(schedule.decodes, planned, states, strict=True):
+            granted = self.scheduler.reserve_draft(sequence, planned_k) if planned_k > 0 else 0
             if granted > 0:
                 ks[sequence.seq_id] = granted
+                sequence.used_drafter = chosen.drafter
         return ks
 
     def _sequence_state(self, sequence: Sequence) -> SequenceState:
-        drafter = self.drafters.available(sequence)
-        room = min(sequence.max_k, self.scheduler.draft_room(sequence))
-        speculation = sequence.params.speculation
+        names = self.drafters.available(sequence)
+        room = min(sequence.max_k, self.scheduler.draft_room(sequence)) if names else 0
+        is_fixed = sequence.params.speculation.mode == "fixed"
+        drafter = names[0] if names else None
+        if len(names) > 1 and room > 0 and not is_fixed:
+            drafter = self.controller.choose_drafter(sequence.seq_id, names, room)
         return SequenceState(
             seq_id=sequence.seq_id,
             context_len=sequence.num_tokens,
-            max_k=room if drafter is not None else 0,
-            fixed_k=sequence.max_k if speculation.mode == "fixed" else None,
+            max_k=room,
+            fixed_k=sequence.max_k if is_fixed else None,
             drafter=drafter,
         )
 
     def _wait_s(self) -> float:
         return min(self.controller.wait_s(), self.config.max_wait_ms / 1000)
+
+    def _prepare_drafters(self, schedule: Schedule) -> float:
+        """Seconds that drafters spent on what they need once for each sequence."""
+        started_s = self._clock()
+        self.drafters.prepare(schedule.decodes)
+        return self._clock() - started_s
 
     def _begin_prefills(self, schedule: Schedule) -> None:
         now_s = self._clock()

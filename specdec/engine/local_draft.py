@@ -19,7 +19,7 @@ from specdec.engine.draft_warmup import warm_up_draft
 from specdec.errors import ConfigError
 from specdec.model.tokenizer import Tokenizer, first_difference
 from specdec.sequence import Sequence
-from specdec.speculation.draft_sessions import PREFILLING, DraftSessions
+from specdec.speculation.draft_sessions import PREFILLING, UNAVAILABLE, DraftSessions
 from specdec.speculation.messages import Heartbeat, TargetMessage
 from specdec.speculation.proposer import Committed, DraftTokens
 
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 TARGET = "local"
 MEMBER = "local"
 FAILED = "draft_failed"
+PROMPT_TOO_LONG = "draft_prompt_too_long"
+# Of the draft's time for all tokens that a request may still want.
+PROMPT_SHARE = 0.4
 
 
 class LocalDraftProposer:
@@ -49,13 +52,39 @@ class LocalDraftProposer:
     def open(self, sequences: SequenceOf[Sequence]) -> None:
         for sequence in sequences:
             self.sessions.add(sequence)
-            self._submit(self.sessions.connect(sequence.seq_id, MEMBER, self.engine.info))
+            if self._pays(sequence):
+                self._submit(self.sessions.connect(sequence.seq_id, MEMBER, self.engine.info))
+
+    def _pays(self, sequence: Sequence) -> bool:
+        """Whether the prompt takes little of the draft's time beside the tokens to be drafted.
+
+        Here the target waits while the draft computes a prompt. A draft token in time saves about
+        as much as a draft pass takes, and the text may end before its limit. A client that fixed K
+        is not asked, and neither is the unknown.
+        """
+        cost = self.engine.cost
+        if sequence.params.speculation.mode == "fixed" or not cost.token_s or not cost.draft_step_s:
+            return True
+        num_tokens = min(
+            sequence.params.max_tokens, sequence.max_model_len - sequence.num_prompt_tokens
+        )
+        prompt_s = sequence.num_prompt_tokens * cost.token_s
+        return prompt_s <= PROMPT_SHARE * num_tokens * cost.draft_step_s
 
     def available(self, seq_id: int) -> bool:
         """A text that is still to be computed is computed inside `propose`."""
         if self.sessions.available(seq_id):
             return True
         return self.sessions.disabled_reason(seq_id) == PREFILLING
+
+    def prepare(self, seq_ids: SequenceOf[int]) -> None:
+        """A sequence that is alone waits for its prompt here; among others the prompt proceeds in
+        `propose`, a piece at a time."""
+        if len(seq_ids) > 1:
+            return
+        for seq_id in seq_ids:
+            while self.sessions.disabled_reason(seq_id) == PREFILLING and self.engine.has_work:
+                self._step()
 
     def propose(self, ks: Mapping[int, int], wait_s: float) -> dict[int, DraftTokens]:
         deadline_s = self._clock() + wait_s
@@ -78,7 +107,9 @@ class LocalDraftProposer:
             self._submit(self.sessions.remove(seq_id))
 
     def disabled_reason(self, seq_id: int) -> str | None:
-        return self.sessions.disabled_reason(seq_id)
+        reason = self.sessions.disabled_reason(seq_id)
+        is_known = self.sessions.get(seq_id) is not None
+        return PROMPT_TOO_LONG if is_known and reason == UNAVAILABLE else reason
 
     def warm_up(self) -> None:
         """Run every kernel of the draft once, before the first sequence."""

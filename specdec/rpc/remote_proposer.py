@@ -83,6 +83,9 @@ class RemoteProposer:
     def available(self, seq_id: int) -> bool:
         return self._pool.available(seq_id)
 
+    def prepare(self, seq_ids: SequenceOf[int]) -> None:
+        """Nothing to do: the draft computes prompts in its own time."""
+
     def propose(self, ks: Mapping[int, int], wait_s: float) -> dict[int, DraftTokens]:
         self._pool.ask(ks, wait_s, self._deadline_ms(wait_s))
         self._wake()

@@ -50,6 +50,11 @@ class Proposer(Protocol):
         """Whether a proposal may be expected for this sequence now (costs nothing to ask)."""
         ...
 
+    def prepare(self, seq_ids: SequenceOf[int]) -> None:
+        """Do now what must be done once before the first proposal for these sequences, the only
+        ones of the coming step, and takes the target's own time. Most drafters need nothing."""
+        ...
+
     def propose(self, ks: Mapping[int, int], wait_s: float) -> dict[int, DraftTokens]:
         """At most ks[seq_id] draft tokens for each sequence, within `wait_s` seconds.
 

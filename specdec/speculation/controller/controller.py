@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from specdec.config import SpeculationConfig
 from specdec.speculation.controller.acceptance import AcceptanceModel
+from specdec.speculation.controller.choice import DrafterChooser, best_goodput
 from specdec.speculation.controller.cost import TRUSTED, CostModel, ProfilePoint
 from specdec.speculation.controller.guard import Guard
 from specdec.speculation.controller.interface import BatchState, SequenceResult, StepResult
@@ -52,6 +53,7 @@ class GoodputController:
         self._max_k = config.max_num_speculative_tokens
         self._acceptance = AcceptanceModel(self._max_k)
         self._cost = CostModel(self._max_k, profile)
+        self._chooser = DrafterChooser()
         self._guard = Guard()
         self._prober = Prober()
         self._wait = WaitPolicy(config.max_wait_ms / 1000)
@@ -63,12 +65,30 @@ class GoodputController:
         self._decision: Decision | None = None
         self._phase = "calibrating"
         self._any_fixed = False
+        self._batch_size, self._num_kv_tokens = 1, 0
         self._committed = self._seconds = 0.0
         self._num_planned = self._num_steps = 0
+
+    def choose_drafter(self, seq_id: int, drafters: tuple[str, ...], max_k: int) -> str:
+        """The drafter that promises most at its own best K, were all of the batch to do alike."""
+        max_k = min(max_k, self._max_k)
+        if not self._cost.run.count or not max_k:
+            return drafters[0]
+        ks = np.arange(max_k + 1)
+        batch = self._batch_size
+        run_s = self._cost.run_s(batch * (1 + ks), self._num_kv_tokens)
+        goodput = {}
+        for name in drafters:
+            survival = self._acceptance.survival(name, [seq_id])[0, :max_k] * self._delivered[name]
+            cost = self._cost.propose_cost(name)
+            propose_s = cost.by_depth[: max_k + 1] + cost.per_token_s * batch * ks
+            goodput[name] = best_goodput(survival, run_s, propose_s)
+        return self._chooser.choose(goodput)
 
     def plan(self, state: BatchState) -> list[int]:
         """k for each of `state.sequences`, in order, 0 <= k <= max_k."""
         step = PlannedStep(state, self._max_k)
+        self._batch_size, self._num_kv_tokens = max(step.num_decodes, 1), state.num_kv_tokens
         self._any_fixed = any(s.fixed_k is not None for s in state.sequences)
         ks = self._choose(step, state.now_s)
         self._set_wait(step, ks)

@@ -66,6 +66,11 @@ class StepResult:
 class Controller(Protocol):
     """Chooses K per sequence per step. Called from the engine's thread; must take microseconds."""
 
+    def choose_drafter(self, seq_id: int, drafters: tuple[str, ...], max_k: int) -> str:
+        """Which of several available drafters is to propose for a sequence in the coming step, at
+        most `max_k` tokens; asked before `plan`."""
+        ...
+
     def plan(self, state: BatchState) -> list[int]:
         """k for each of `state.sequences`, in order, 0 <= k <= max_k."""
         ...

@@ -83,6 +83,9 @@ class NgramProposer:
         """Whether the end of the text has occurred before."""
         return self._find(seq_id) is not None
 
+    def prepare(self, seq_ids: SequenceOf[int]) -> None:
+        """Nothing to do: the index grows a little in every step."""
+
     def propose(self, ks: Mapping[int, int], wait_s: float) -> dict[int, DraftTokens]:
         proposals = {}
         for seq_id, k in ks.items():

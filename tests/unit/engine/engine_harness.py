@@ -108,6 +108,9 @@ class TellingProposer:
     def available(self, seq_id: int) -> bool:
         return seq_id in self._texts
 
+    def prepare(self, seq_ids: Sequence[int]) -> None:
+        assert all(seq_id in self._texts for seq_id in seq_ids)
+
     def propose(self, ks: Mapping[int, int], wait_s: float) -> dict[int, DraftTokens]:
         assert 0 <= wait_s < 10
         self.num_asked += len(ks)
