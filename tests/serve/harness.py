@@ -133,6 +133,19 @@ def describe_target(application: str) -> TargetDescription:
     return described[0]
 
 
+def free_draft_blocks(application: str) -> int:
+    """Free blocks of all draft replicas, by their last heartbeats."""
+    loads = describe_target(application).draft_loads.values()
+    return sum(load.num_free_blocks for load in loads)
+
+
+def settled_draft_blocks(application: str) -> int:
+    """The same once nothing runs and what ended a moment ago is in the heartbeats, too."""
+    wait_until(lambda: describe_target(application).stats.num_running == 0, 10, "an idle target")
+    time.sleep(0.5)
+    return free_draft_blocks(application)
+
+
 def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
     """Poll until `condition()` is true; an error in it counts as not yet."""
     deadline_s = time.monotonic() + timeout_s

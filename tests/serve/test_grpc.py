@@ -21,7 +21,7 @@ from specdec.errors import (
     UnauthenticatedError,
 )
 from specdec.v1 import inference_pb2, inference_pb2_grpc
-from tests.serve.harness import MAX_K, MAX_MODEL_LEN, wait_until
+from tests.serve.harness import MAX_K, MAX_MODEL_LEN, settled_draft_blocks, wait_until
 from tests.serve.test_openai import CONVERSATION, MODES, PROMPT, REPEATING, chat_ids, reference
 
 METADATA = (("authorization", "Bearer key-a"), ("application", "main"))
@@ -243,8 +243,7 @@ def test_reflection_lists_the_service(service):
 
 
 def test_cancelling_frees_target_and_draft_within_a_second(service, grpc_client):
-    idle = service.describe()
-    free_at_draft = sum(load.num_free_blocks for load in idle.draft_loads.values())
+    free_at_draft = settled_draft_blocks(service.name)
     stream = grpc_client.generate(
         "the dog ran after the cat",
         max_tokens=230,

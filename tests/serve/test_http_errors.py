@@ -10,7 +10,13 @@ import httpx
 import openai as openai_package
 import pytest
 
-from tests.serve.harness import MAX_MODEL_LEN, MAX_QUEUE, MAX_RUNNING, wait_until
+from tests.serve.harness import (
+    MAX_MODEL_LEN,
+    MAX_QUEUE,
+    MAX_RUNNING,
+    settled_draft_blocks,
+    wait_until,
+)
 
 HEADERS = {"authorization": "Bearer key-a", "content-type": "application/json"}
 
@@ -253,8 +259,7 @@ def test_a_failure_mid_stream_is_an_event_and_then_done(service):
 
 
 def test_leaving_a_stream_frees_its_blocks_within_a_second(service, openai):
-    idle = service.describe()
-    free_at_draft = sum(load.num_free_blocks for load in idle.draft_loads.values())
+    free_at_draft = settled_draft_blocks(service.name)
     stream = openai.completions.create(
         model="tiny",
         prompt="the cat sat on the mat",
