@@ -78,6 +78,8 @@ class Draft:
     async def __del__(self) -> None:
         if self._server is not None:
             self._closing.set()
+            # Targets that still have sessions here take them elsewhere rather than find them gone.
+            await self._server.drain()
             await self._server.stop(grace_s=1.0)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.stop)
