@@ -24,7 +24,7 @@ from tests.unit.engine.engine_harness import (
 )
 
 PROMPT = random_prompt(11, seed=5)
-NUM_TOKENS = 14
+NUM_TOKENS = 12
 GREEDY = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 COUPLED = {"temperature": 0.9, "seed": 7, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 ALL_K = range(1, 9)
