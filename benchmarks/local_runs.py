@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -18,6 +19,8 @@ from specdec.config import (
     SpeculationConfig,
 )
 from specdec.engine import Engine
+from specdec.engine.draft_warmup import warm_up_draft
+from specdec.engine.local_draft import LocalDraftProposer
 from specdec.engine.request import GenerateRequest
 from specdec.engine.warmup import warm_up
 from specdec.params import SamplingParams, SpeculationParams
@@ -65,6 +68,8 @@ def build(
         EngineConfig(target=target, cache=cache, scheduler=scheduler, speculation=speculation),
         draft,
     )
+    if "draft" in drafters:
+        warm_up_draft(cast(LocalDraftProposer, engine.drafters["draft"]).engine)
     warm_up(engine)
     return engine
 

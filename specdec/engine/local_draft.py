@@ -30,7 +30,7 @@ MEMBER = "local"
 FAILED = "draft_failed"
 PROMPT_TOO_LONG = "draft_prompt_too_long"
 # Of the draft's time for all tokens that a request may still want.
-PROMPT_SHARE = 0.4
+PROMPT_SHARE = 0.25
 
 
 class LocalDraftProposer:

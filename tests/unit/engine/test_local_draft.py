@@ -3,15 +3,22 @@ and the same, transformers' own text is what must be proposed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec.config import CacheConfig, DraftConfig, ModelConfig, SchedulerConfig
 from specdec.engine.draft_builder import build_draft_engine, token_strings
-from specdec.engine.local_draft import FAILED, LocalDraftProposer, build_local_draft
+from specdec.engine.local_draft import (
+    FAILED,
+    PROMPT_TOO_LONG,
+    LocalDraftProposer,
+    build_local_draft,
+)
 from specdec.errors import ConfigError
-from specdec.params import SamplingParams
+from specdec.params import SamplingParams, SpeculationParams
 from specdec.sampling.processors import SequenceRows
 from specdec.sequence import Sequence, resolve_verification
 from specdec.speculation.proposer import Committed
@@ -87,7 +94,8 @@ def test_a_long_prompt_proceeds_over_several_waits_and_delays_nobody():
     clock = Clock()
     executor = PoolExecutor(num_blocks=128, clock=clock, pass_s=0.01, token_s=0.001)
     proposer = local(clock, executor, max_num_batched_tokens=16)
-    short, long = sequence(1), sequence(2, [1 + i % 30 for i in range(150)])
+    insisting = replace(COUPLED, speculation=SpeculationParams(mode="fixed", k=2))
+    short, long = sequence(1), sequence(2, [1 + i % 30 for i in range(150)], insisting)
     proposer.open([short])
     tell(proposer, short, future(short, 1))
     assert proposer.propose({1: 2}, WAIT_S)[1].token_ids == future(short, 2)
@@ -114,6 +122,46 @@ def test_alone_it_waits_for_its_own_prompt():
     proposer.open([seq])
     tell(proposer, seq, future(seq, 1))
     assert proposer.propose({1: 4}, WAIT_S)[1].token_ids == future(seq, 4)
+
+
+def test_a_lone_sequence_has_its_prompt_computed_before_it_is_asked():
+    clock = Clock()
+    executor = PoolExecutor(clock=clock, pass_s=0.01, token_s=0.001)
+    proposer = local(clock, executor, max_num_batched_tokens=8)
+    seq = sequence(1, [1 + i % 30 for i in range(50)])
+    proposer.open([seq])
+    tell(proposer, seq, future(seq, 1))
+    assert proposer.disabled_reason(1) == "draft_prefilling"
+    proposer.prepare([1])
+    assert proposer.disabled_reason(1) is None
+    before_s = clock.now_s
+    assert proposer.propose({1: 4}, WAIT_S)[1].token_ids == future(seq, 4)
+    assert clock.now_s - before_s < 0.05  # four passes over a token each
+
+
+def test_among_others_a_prompt_is_not_computed_at_one_go():
+    proposer = local(max_num_batched_tokens=8)
+    proposer.open([sequence(1), sequence(2, [1 + i % 30 for i in range(50)])])
+    proposer.prepare([1, 2])
+    assert proposer.disabled_reason(2) == "draft_prefilling"
+
+
+def test_a_prompt_that_costs_more_than_its_tokens_can_save_is_left_out():
+    clock = Clock()
+    executor = PoolExecutor(num_blocks=128, clock=clock, pass_s=0.01, token_s=0.001)
+    proposer = local(clock, executor)
+    proposer.warm_up()  # a pass takes about 10 ms, a token of a prompt about 1 ms
+    prompt = [1 + i % 30 for i in range(100)]
+    few, many = replace(COUPLED, max_tokens=8), replace(COUPLED, max_tokens=120)
+    fixed = replace(few, speculation=SpeculationParams(mode="fixed", k=2))
+    wanted = [sequence(i, prompt, params) for i, params in enumerate((few, many, fixed))]
+    proposer.open(wanted)
+    assert [proposer.available(i) for i in range(3)] == [False, True, True]
+    assert proposer.disabled_reason(0) == PROMPT_TOO_LONG
+    tell(proposer, wanted[0], future(wanted[0], 1))
+    assert proposer.propose({0: 2}, WAIT_S) == {}
+    proposer.close([0, 1, 2])
+    assert proposer.engine.memory.blocks.num_used_blocks == 0
 
 
 def test_no_time_no_tokens_and_no_harm():
