@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 120.0
 HOST = "127.0.0.1"
+DEPLOYMENTS = ("Gateway", "Target", "Draft")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,17 @@ class Demo:
 
     def replicas(self, deployment: str) -> list[psutil.Process]:
         """Processes of one deployment, by Ray's process title."""
-        title = f":{deployment}"
-        return [p for p in self.processes() if title in _title(p) and "ServeReplica" in _title(p)]
+        return [p for p in self.processes() if _title(p) == f"replica {deployment}"]
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU time so far by process title."""
+        found: dict[str, float] = {}
+        for process in self.processes():
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                name = _title(process)
+                found[name] = found.get(name, 0.0) + times.user + times.system
+        return found
 
     def resident_bytes(self) -> dict[str, int]:
         """Memory by process title, pages that several share counted once."""
@@ -67,6 +77,8 @@ def _title(process: psutil.Process) -> str:
         return "ended"
     if not words:
         return "ended"
+    if "ServeReplica" in words[0]:  # Ray writes the method that runs behind it
+        return "replica " + next(n for n in (*DEPLOYMENTS, "?") if n in words[0] or n == "?")
     return words[0] if words[0].startswith("ray::") else " ".join(Path(w).name for w in words[:3])
 
 

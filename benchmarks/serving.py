@@ -14,6 +14,7 @@ import argparse
 import itertools
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -57,10 +58,15 @@ def throughput(options: Options, demo: Demo, quantization: str, size: int, repea
     params = SamplingParams(max_tokens=options.max_tokens, temperature=0, ignore_eos=True)
     served: list[Run] = []
     local: list[Run] = []
+    spent: Counter[str] = Counter()
 
     def over_http(prompts: list[list[int]]) -> None:
         requests = [request(ids, options.max_tokens, OFF) for ids in prompts]
+        before, own_before_s = demo.cpu_seconds(), time.process_time()
         served.append(streams(demo.port, requests)[0])
+        spent["this client"] += time.process_time() - own_before_s
+        for name, seconds in demo.cpu_seconds().items():
+            spent[name] += seconds - before.get(name, 0.0)
 
     def in_process(prompts: list[list[int]]) -> None:
         local.append(run_batch(engine, prompts, params))
@@ -74,6 +80,12 @@ def throughput(options: Options, demo: Demo, quantization: str, size: int, repea
     ratio = speed_ratio(served, local)
     print(f"{size} HTTP streams against the in-process engine, {quantization}, speculation off")
     print(f"  served {total_rate(served):6.1f} against {total_rate(local):6.1f} tokens/s  {ratio}")
+    num_tokens, seconds = sum(run.num_tokens for run in served), sum(run.seconds for run in served)
+    print(f"  CPU time while serving, of {seconds:.1f} s, in ms per token:")
+    for name, cpu_s in spent.most_common(7):
+        print(f"    {1000 * cpu_s / num_tokens:6.2f}  {cpu_s / seconds:4.0%} of a core  {name}")
+    local_cpu_s = sum(run.cpu_s for run in local)
+    print(f"    {1000 * local_cpu_s / num_tokens:6.2f}  the engine alone, in this process")
     if quantization == "none":
         print(verdict("share of the engine's speed", ratio.value, SHARE_AIM))
 
