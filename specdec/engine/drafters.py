@@ -34,10 +34,15 @@ class Drafters:
             if wanted:
                 proposer.open(wanted)
 
-    def available(self, sequence: Sequence) -> tuple[str, ...]:
-        """The drafters that could propose for this sequence now, the preferred one first."""
-        seq_id = sequence.seq_id
-        return tuple(name for name in sequence.drafters if self._proposers[name].available(seq_id))
+    def available(self, sequence: Sequence, may_wait: bool = True) -> tuple[str, ...]:
+        """The drafters that could propose for this sequence now, the preferred one first; unless
+        the step `may_wait`, only those that take no time."""
+        return tuple(
+            name
+            for name in sequence.drafters
+            if (may_wait or not self._proposers[name].takes_time)
+            and self._proposers[name].available(sequence.seq_id)
+        )
 
     def prepare(self, sequences: SequenceOf[Sequence]) -> None:
         """Let drafters do what they need once before they propose for the sequences of a step."""

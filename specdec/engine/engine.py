@@ -38,6 +38,8 @@ from specdec.speculation.proposer import Committed, Proposer
 from specdec.speculation.verifier import Verdict, verify_step
 from specdec.step_plan import StepPlan
 
+MAX_UNDRAFTED_STEPS = 16
+
 
 @dataclass(slots=True)
 class _Live:
@@ -76,6 +78,7 @@ class Engine:
         self._live: dict[int, _Live] = {}
         self._seq_ids = itertools.count(1)
         self._last_num_draft_tokens = 0
+        self._num_prefill_steps = 0
 
     @classmethod
     def from_config(cls, config: EngineConfig, draft: DraftConfig | None = None) -> Engine:
@@ -202,7 +205,8 @@ class Engine:
 
     def _plan_k(self, schedule: Schedule, now_s: float) -> dict[int, int]:
         """k per sequence id, blocks for it reserved; sequences with k = 0 are absent."""
-        states = [self._sequence_state(sequence) for sequence in schedule.decodes]
+        may_wait = self._may_wait(schedule)
+        states = [self._sequence_state(sequence, may_wait) for sequence in schedule.decodes]
         state = BatchState(
             sequences=states,
             num_prefill_tokens=schedule.num_prefill_tokens,
@@ -218,10 +222,16 @@ class Engine:
                 sequence.used_drafter = chosen.drafter
         return ks
 
-    def _sequence_state(self, sequence: Sequence) -> SequenceState:
-        names = self.drafters.available(sequence)
-        room = min(sequence.max_k, self.scheduler.draft_room(sequence)) if names else 0
+    def _may_wait(self, schedule: Schedule) -> bool:
+        """A step with a prefill does not wait for a draft, since a first token would wait with it;
+        where prefills never end, decoding has its turn after a while."""
+        self._num_prefill_steps = self._num_prefill_steps + 1 if schedule.prefills else 0
+        return self._num_prefill_steps == 0 or self._num_prefill_steps > MAX_UNDRAFTED_STEPS
+
+    def _sequence_state(self, sequence: Sequence, may_wait: bool) -> SequenceState:
         is_fixed = sequence.params.speculation.mode == "fixed"
+        names = self.drafters.available(sequence, may_wait or is_fixed)
+        room = min(sequence.max_k, self.scheduler.draft_room(sequence)) if names else 0
         drafter = names[0] if names else None
         if len(names) > 1 and room > 0 and not is_fixed:
             drafter = self.controller.choose_drafter(sequence.seq_id, names, room)
@@ -239,7 +249,8 @@ class Engine:
     def _prepare_drafters(self, schedule: Schedule) -> float:
         """Seconds that drafters spent on what they need once for each sequence."""
         started_s = self._clock()
-        self.drafters.prepare(schedule.decodes)
+        if not schedule.prefills:
+            self.drafters.prepare(schedule.decodes)
         return self._clock() - started_s
 
     def _begin_prefills(self, schedule: Schedule) -> None:
@@ -394,7 +405,8 @@ class Engine:
     ) -> None:
         now_s = self._clock()
         self.counters.num_steps += 1
-        self._last_num_draft_tokens = sum(result.num_draft_tokens for result in results)
+        if not 0 < self._num_prefill_steps <= MAX_UNDRAFTED_STEPS:  # else the draft only pauses
+            self._last_num_draft_tokens = sum(result.num_draft_tokens for result in results)
         self.controller.observe(
             StepResult(
                 num_tokens=sum(row.num_query_tokens for row in rows),

@@ -37,6 +37,7 @@ class LocalDraftProposer:
     """Runs draft passes inside `propose`. `vocab_size` is the target's."""
 
     name = "draft"
+    takes_time = True
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ class RemoteProposer:
     """A Proposer over a changing set of draft replicas; until `set_members` there is none."""
 
     name = "draft"
+    takes_time = True
 
     def __init__(self, identity: TargetIdentity, settings: LinkSettings | None = None) -> None:
         self._identity = identity

@@ -41,6 +41,8 @@ class Proposer(Protocol):
     tells why in `disabled_reason`. All calls come from the engine's thread."""
 
     name: str
+    # Whether `propose` may take time, up to `wait_s`.
+    takes_time: bool
 
     def open(self, sequences: SequenceOf[Sequence]) -> None:
         """Take up sequences whose prefill is about to start."""

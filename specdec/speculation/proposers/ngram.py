@@ -68,6 +68,7 @@ class NgramProposer:
     """
 
     name = "ngram"
+    takes_time = False
 
     def __init__(self, ngram_min: int, ngram_max: int) -> None:
         self._ngram_min = ngram_min

@@ -92,6 +92,7 @@ class TellingProposer:
     never), so that a rejection can be forced at every position."""
 
     name = "draft"
+    takes_time = False
 
     def __init__(self, truth: dict[int, list[int]], wrong_at: int | None = None) -> None:
         self.truth = truth  # the whole text by its prompt's length
