@@ -75,7 +75,7 @@ def demo_settings() -> AppSettings:
     return AppSettings(
         target=EngineConfig(
             target=ModelConfig(model=DEMO_MODEL, dtype="float32", num_threads=1),
-            speculation=SpeculationConfig(drafters=("draft", "ngram")),
+            speculation=SpeculationConfig(drafters=("draft", "ngram"), open_drafts="after_prompt"),
         ),
         draft=DraftConfig(
             draft=ModelConfig(model=DEMO_MODEL, dtype="float32", quantization="int8", num_threads=1)

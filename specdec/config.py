@@ -65,7 +65,9 @@ class SpeculationConfig(_Config):
     """The operator's limits on speculation.
 
     `drafters` in order of preference: the first that is available proposes, unless the request
-    names one. `max_wait_ms` bounds every wait of a step for a proposal.
+    names one. `max_wait_ms` bounds every wait of a step for a proposal. `open_drafts`: a draft on
+    a device of its own computes a prompt beside the target; one that shares the target's cores or
+    memory bus would delay the first token, and begins when no prompt is being computed.
     """
 
     max_num_speculative_tokens: Annotated[int, Field(ge=0, le=128)] = 8
@@ -73,6 +75,7 @@ class SpeculationConfig(_Config):
     max_wait_ms: PositiveFloat = 250.0
     ngram_min: PositiveInt = 2
     ngram_max: PositiveInt = 4
+    open_drafts: Literal["with_prompt", "after_prompt"] = "with_prompt"
 
     @model_validator(mode="after")
     def _ngram_range(self) -> SpeculationConfig:

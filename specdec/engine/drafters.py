@@ -24,8 +24,8 @@ class Drafters:
         return self._proposers[name]
 
     def open(self, sequences: Iterable[Sequence]) -> None:
-        """Take up sequences whose prefill starts now, so that a drafter's runs beside it; those
-        taken up before (and preempted since) are passed over."""
+        """Take up sequences: when their prefill starts, so that a drafter's runs beside it, or
+        later; those taken up before (and preempted since) are passed over."""
         fresh = [sequence for sequence in sequences if sequence.seq_id not in self._open]
         for sequence in fresh:
             self._open[sequence.seq_id] = sequence
@@ -81,7 +81,10 @@ class Drafters:
                 self._proposers[name].close([sequence.seq_id])
 
     def disabled_reason(self, sequence: Sequence) -> str | None:
-        """Why the preferred drafter of this sequence proposes nothing, or None."""
+        """Why the preferred drafter of this sequence proposes nothing, or None; None, too, for one
+        that ended before it was taken up."""
+        if sequence.seq_id not in self._open:
+            return None
         return self._proposers[sequence.drafters[0]].disabled_reason(sequence.seq_id)
 
     def shutdown(self) -> None:

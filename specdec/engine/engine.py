@@ -79,6 +79,7 @@ class Engine:
         self._seq_ids = itertools.count(1)
         self._last_num_draft_tokens = 0
         self._num_prefill_steps = 0
+        self._may_wait = True
 
     @classmethod
     def from_config(cls, config: EngineConfig, draft: DraftConfig | None = None) -> Engine:
@@ -187,6 +188,7 @@ class Engine:
         outputs += self._end_out_of_memory(schedule)
         if schedule.is_empty:
             return outputs
+        self._may_wait = self._first_tokens_can_wait(schedule)
         self._begin_prefills(schedule)
         started_s += self._prepare_drafters(schedule)  # paid once, so no cost of this step
         ks = self._plan_k(schedule, started_s)
@@ -205,8 +207,7 @@ class Engine:
 
     def _plan_k(self, schedule: Schedule, now_s: float) -> dict[int, int]:
         """k per sequence id, blocks for it reserved; sequences with k = 0 are absent."""
-        may_wait = self._may_wait(schedule)
-        states = [self._sequence_state(sequence, may_wait) for sequence in schedule.decodes]
+        states = [self._sequence_state(sequence) for sequence in schedule.decodes]
         state = BatchState(
             sequences=states,
             num_prefill_tokens=schedule.num_prefill_tokens,
@@ -222,15 +223,15 @@ class Engine:
                 sequence.used_drafter = chosen.drafter
         return ks
 
-    def _may_wait(self, schedule: Schedule) -> bool:
+    def _first_tokens_can_wait(self, schedule: Schedule) -> bool:
         """A step with a prefill does not wait for a draft, since a first token would wait with it;
         where prefills never end, decoding has its turn after a while."""
         self._num_prefill_steps = self._num_prefill_steps + 1 if schedule.prefills else 0
         return self._num_prefill_steps == 0 or self._num_prefill_steps > MAX_UNDRAFTED_STEPS
 
-    def _sequence_state(self, sequence: Sequence, may_wait: bool) -> SequenceState:
+    def _sequence_state(self, sequence: Sequence) -> SequenceState:
         is_fixed = sequence.params.speculation.mode == "fixed"
-        names = self.drafters.available(sequence, may_wait or is_fixed)
+        names = self.drafters.available(sequence, self._may_wait or is_fixed)
         room = min(sequence.max_k, self.scheduler.draft_room(sequence)) if names else 0
         drafter = names[0] if names else None
         if len(names) > 1 and room > 0 and not is_fixed:
@@ -258,7 +259,10 @@ class Engine:
         for sequence in schedule.admitted:
             if sequence.first_scheduled_s is None:
                 sequence.first_scheduled_s = now_s
-        self.drafters.open(schedule.admitted)
+        if self.config.open_drafts == "with_prompt":
+            self.drafters.open(schedule.admitted)
+        elif self._may_wait:
+            self.drafters.open(schedule.decodes)
 
     # -- after the run -------------------------------------------------------------------------
 
@@ -405,7 +409,7 @@ class Engine:
     ) -> None:
         now_s = self._clock()
         self.counters.num_steps += 1
-        if not 0 < self._num_prefill_steps <= MAX_UNDRAFTED_STEPS:  # else the draft only pauses
+        if self._may_wait:  # else drafting only pauses
             self._last_num_draft_tokens = sum(result.num_draft_tokens for result in results)
         self.controller.observe(
             StepResult(

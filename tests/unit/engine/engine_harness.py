@@ -31,6 +31,7 @@ def make_engine(
     num_blocks: int = 256,
     prefix_caching: bool = False,
     draft_max_model_len: int | None = None,
+    speculation: dict[str, str] | None = None,
     **scheduler,
 ) -> Engine:
     """A float64 engine; a draft folder makes the draft run in this process."""
@@ -42,7 +43,11 @@ def make_engine(
         cache=cache,
         scheduler=SchedulerConfig(**{"max_num_batched_tokens": 256, **scheduler}),
         speculation=SpeculationLimits(
-            drafters=drafters, max_num_speculative_tokens=8, ngram_min=1, ngram_max=3
+            drafters=drafters,
+            max_num_speculative_tokens=8,
+            ngram_min=1,
+            ngram_max=3,
+            **(speculation or {}),
         ),
     )
     draft_config = draft and DraftConfig(

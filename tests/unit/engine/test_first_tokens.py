@@ -13,6 +13,8 @@ from tests.unit.engine.engine_harness import (
     make_engine,
     random_prompt,
     request,
+    run,
+    token_ids,
 )
 
 SHORT, LONG = random_prompt(5, seed=1), random_prompt(200, seed=2)
@@ -74,3 +76,29 @@ def test_a_draft_pauses_while_a_prompt_is_computed(tiny_llama, truth):
 def test_what_need_not_pause_does_not(tiny_llama, truth, kind, speculation):
     asked = asked_in_each_step(tiny_llama, kind(truth), speculation)
     assert any(asked[8 : 8 + MAX_UNDRAFTED_STEPS])
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 3}])
+def test_a_draft_that_is_opened_after_the_prompt_changes_no_text(tiny_llama, tiny_draft, params):
+    """The draft is told of what was committed before it was opened."""
+    engine = make_engine(
+        tiny_llama,
+        tiny_draft,
+        drafters=("draft",),
+        max_num_batched_tokens=BUDGET,
+        speculation={"open_drafts": "after_prompt"},
+    )
+    requests = [
+        request(prompt, f"{i}", max_tokens=12, ignore_eos=True, speculation=wish, **params)
+        for i, prompt in enumerate((SHORT, LONG[:30]))
+        for wish in (fixed(3),)
+    ]
+    plain = make_engine(tiny_llama)
+    expected = [
+        generate(plain, r.prompt_token_ids, max_tokens=12, ignore_eos=True, **params)
+        for r in requests
+    ]
+    outputs = run(engine, requests)
+    assert [token_ids(outputs[r.request_id]) for r in requests] == expected
+    assert all(outputs[r.request_id][-1].metrics.stats.num_drafts for r in requests)
+    assert engine.stats().counters.num_accepted_tokens > 0
