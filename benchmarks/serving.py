@@ -29,6 +29,7 @@ SERVED_THREADS = 1  # as in the demo's config: one core for the target, the othe
 SHARE_AIM, TTFT_AIM, FIRST_AIM, MEMORY_AIM_GIB = 0.70, 1.05, 1.5, 5.0
 START_AIM_S = 600.0
 NUM_FIRST = 10
+NUM_FIRST_TOKENS = 64  # on each side: their spread is some ten per cent
 RESTART_TIMEOUT_S = 120.0
 OFF, AUTO = {"mode": "off"}, {"mode": "auto"}
 SHORT = ("qa", "translation")
@@ -153,7 +154,7 @@ def run(options: Options, parts: list[str], size: int, repeats: int) -> None:
             throughput(options, demo, "none", size, repeats)
         if "ttft" in parts:
             for streams_now in (1, size):
-                time_to_first_token(options, demo, streams_now, max(repeats, 24 // streams_now))
+                time_to_first_token(options, demo, streams_now, max(repeats, NUM_FIRST_TOKENS // streams_now))
         if "restart" in parts:
             restart_draft(demo)
             first_requests(options, demo, "after a draft restart")
