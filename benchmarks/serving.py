@@ -154,7 +154,9 @@ def run(options: Options, parts: list[str], size: int, repeats: int) -> None:
             throughput(options, demo, "none", size, repeats)
         if "ttft" in parts:
             for streams_now in (1, size):
-                time_to_first_token(options, demo, streams_now, max(repeats, NUM_FIRST_TOKENS // streams_now))
+                time_to_first_token(
+                    options, demo, streams_now, max(repeats, NUM_FIRST_TOKENS // streams_now)
+                )
         if "restart" in parts:
             restart_draft(demo)
             first_requests(options, demo, "after a draft restart")
