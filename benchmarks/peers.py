@@ -43,12 +43,13 @@ def run(command: str) -> bool:
     """One benchmark, its output passed through; whether it ended well."""
     print(f"\n$ python -m benchmarks.{command}", flush=True)
     words = [sys.executable, "-W", "ignore", "-m", *f"benchmarks.{command}".split()]
-    try:
-        done = subprocess.run(words, cwd=Path(__file__).parents[1], timeout=TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        print(f"not finished within {TIMEOUT_S:g} s", flush=True)
-        return False
-    return done.returncode == 0
+    with subprocess.Popen(words, cwd=Path(__file__).parents[1]) as process:
+        try:
+            return process.wait(TIMEOUT_S) == 0
+        except subprocess.TimeoutExpired:
+            print(f"not finished within {TIMEOUT_S:g} s", flush=True)
+            process.terminate()  # it ends what it started
+            return False
 
 
 def main() -> int:

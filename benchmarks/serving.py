@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import signal
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -175,6 +177,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     arguments = parser.parse_args()
     options = read(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the demo must not outlive this process
     torch.set_num_threads(SERVED_THREADS)
     print(machine())
     run(options, arguments.parts, arguments.streams, arguments.repeats)
