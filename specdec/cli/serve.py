@@ -6,12 +6,14 @@ command line itself knows nothing of Ray.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
+from rich.markup import escape
 
 from specdec.cli.console import messages
 from specdec.cli.options import (
@@ -26,6 +28,7 @@ from specdec.cli.options import (
     TargetQuantization,
     Threads,
 )
+from specdec.client import Client
 from specdec.errors import ConfigError, SpecdecError
 
 EXAMPLES = """Examples:
@@ -45,6 +48,8 @@ LAUNCHER = "deployments.launch"
 DEMO_CONFIG = ("deployments.configs", "cpu-demo.yaml")
 SERVICER = "specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server"
 NETWORK = "Network"
+FIRST_PROMPT = "Once upon a time"
+FIRST_ANSWER_TIMEOUT_S = 60.0
 # Ray's CPUs are only a count for placement: half a one per CPU rank lets target, draft and gateway
 # share a machine of two cores.
 CPU_RANK_CPUS = 0.5
@@ -261,15 +266,42 @@ def _launch(settings: dict[str, Any], ray_address: str | None, ready_timeout_s: 
     launcher.launch(settings, ray_address, ready_timeout_s, _announce(settings))
 
 
-def _announce(settings: dict[str, Any]) -> Any:
+def _announce(settings: dict[str, Any]) -> Callable[[], None]:
+    """Say where it serves, once it does, and prove it with a first answer."""
     host, port = settings["http_options"]["host"], settings["http_options"]["port"]
     shown = "localhost" if host in ("127.0.0.1", "0.0.0.0") else host
+    grpc_address = f"{shown}:{settings['grpc_options']['port']}"
     lines = (
         "[bold green]ready[/]",
         f"  HTTP  http://{shown}:{port}/v1",
-        f"  gRPC  {shown}:{settings['grpc_options']['port']}",
-        f'  try   specdec generate "Once upon a time" --address '
-        f"{shown}:{settings['grpc_options']['port']} --show",
+        f"  gRPC  {grpc_address}",
+        f'  try   specdec generate "{FIRST_PROMPT}" --address {grpc_address} --show',
         "  stop  Ctrl-C",
     )
-    return lambda: messages().print("\n".join(lines))
+
+    def announce() -> None:
+        messages().print("\n".join(lines))
+        messages().print(
+            escape(_first_answer(grpc_address, _any_api_key(settings))), highlight=False
+        )
+
+    return announce
+
+
+def _first_answer(address: str, api_key: str | None) -> str:
+    try:
+        with Client(address, api_key=api_key) as client:
+            answer = client.complete(
+                FIRST_PROMPT, max_tokens=24, temperature=0, timeout_s=FIRST_ANSWER_TIMEOUT_S
+            )
+    except SpecdecError as error:
+        return f"  no first answer: {error.message}"
+    return f"  first answer  {FIRST_PROMPT}{answer.text}"
+
+
+def _any_api_key(settings: dict[str, Any]) -> str | None:
+    for application in settings["applications"]:
+        gateway = (application.get("args") or {}).get("gateway") or {}
+        for key in gateway.get("api_keys") or {}:
+            return str(key)
+    return None

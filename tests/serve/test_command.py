@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 READY_TIMEOUT_S = 400  # half a minute on an idle machine
 STOP_TIMEOUT_S = 60
 SPECDEC = (sys.executable, "-m", "specdec.cli")
+LOG = re.MULTILINE | re.DOTALL
 PROMPT = "the cat sat on the mat and the cat sat"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(READY_TIMEOUT_S + 2 * STOP_TIMEOUT_S)]
@@ -31,8 +33,11 @@ class Server:
     log: Path
 
     def wait_until_ready(self) -> None:
+        """Ready is what it says of itself, and a first answer that proves it."""
         deadline_s = time.monotonic() + READY_TIMEOUT_S
-        while "\nready\n" not in self.log.read_text():
+        while not re.search(
+            r"^ready$.*^  first answer  Once upon a time.", self.log.read_text(), LOG
+        ):
             assert self.process.poll() is None, self.log.read_text()[-3000:]
             assert time.monotonic() < deadline_s, self.log.read_text()[-3000:]
             time.sleep(0.5)
