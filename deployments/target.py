@@ -160,6 +160,8 @@ class Target:
         executor = self._engine.engine.executor
         if isinstance(executor, TensorParallelExecutor) and executor.failure is not None:
             raise UnavailableError(executor.failure)
+        if not self._engine.is_alive:
+            raise UnavailableError("the engine's thread has ended")
         stuck_s = time.monotonic() - self._engine.last_step_s
         if self._engine.engine.has_work and stuck_s > STUCK_STEP_S:
             raise UnavailableError(f"no engine step has ended for {stuck_s:.0f} s")

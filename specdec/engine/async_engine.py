@@ -71,9 +71,10 @@ class AsyncEngine:
             if not finished:
                 self._send(lambda: self._abort(stream))
 
-    def call(self, function: Callable[[Engine], None]) -> None:
-        """Run `function(engine)` on the engine's thread between two steps."""
-        self._send(lambda: function(self.engine))
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs; for health checks."""
+        return self._thread.is_alive()
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
         """Stop after the running step; unfinished requests end with UnavailableError."""
@@ -97,17 +98,23 @@ class AsyncEngine:
 
     def _run(self) -> None:
         while self._wait_for_work():
-            while self._commands:
-                self._commands.popleft()()
-            if self.failure is None and self.engine.has_work:
+            self._run_commands()
+            if self._can_step():
                 self._step()
             self.last_step_s = time.monotonic()
-        self._deliver(self.engine.fail_all(UnavailableError("the engine is shutting down")))
+        self._end_all(UnavailableError("the engine is shutting down"))
         with self._wake:
             self._ended = True
-        while self._commands:
-            self._commands.popleft()()
+        self._run_commands()
         self.engine.shutdown()
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            command = self._commands.popleft()
+            try:
+                command()
+            except Exception:  # whatever it was, the other requests must go on
+                logger.exception("a command between two engine steps failed")
 
     def _wait_for_work(self) -> bool:
         with self._wake:
@@ -126,8 +133,22 @@ class AsyncEngine:
             self.failure = (
                 error if isinstance(error, SpecdecError) else UnavailableError(f"engine: {error}")
             )
-            outputs = self.engine.fail_all(self.failure)
+            self._end_all(self.failure)
+            return
         self._deliver(outputs)
+
+    def _end_all(self, error: SpecdecError) -> None:
+        """End every stream. Some may be unknown to the engine by now: what a step had finished
+        before it failed is lost with it."""
+        self._deliver(self.engine.fail_all(error))
+        self._deliver(
+            [
+                SequenceOutput(
+                    seq_id, stream.request.request_id, [], finish_reason="error", error=error
+                )
+                for seq_id, stream in self._streams.items()
+            ]
+        )
 
     def _admit(self, stream: _Stream) -> None:
         try:
@@ -135,9 +156,10 @@ class AsyncEngine:
                 failure = self.failure or UnavailableError("the engine is shutting down")
                 raise failure.with_traceback(None)  # it would grow with every caller
             sequence = self.engine.add_request(stream.request)
-        except SpecdecError as error:
-            failure = error
-            _call(stream.loop, lambda: _set_exception(stream.admitted, failure))
+        except Exception as error:  # a bug in one request must not end the thread for all
+            if not isinstance(error, SpecdecError):
+                logger.exception("could not admit request %s", stream.request.request_id)
+            _call(stream.loop, partial(_set_exception, stream.admitted, error))
             return
         stream.seq_id = sequence.seq_id
         self._streams[sequence.seq_id] = stream

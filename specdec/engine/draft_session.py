@@ -123,16 +123,18 @@ class Session:
 
     @property
     def is_answerable(self) -> bool:
-        """Whether the tail holds all that is asked for, or ends the text.
+        """Whether the tail holds all that is asked for, or, in greedy and coupled mode, ends the
+        text: what would follow is never part of the output.
 
-        Drafting stops after a token that ends the output. That is no selection by a sampled
-        value: the token itself is proposed, and what would follow it is never part of the output.
-        (Formally: let the draft follow the target's own law behind it; block and token
-        verification then treat the longer proposal exactly as the cut one.)
+        With a law that must not be a reason to answer: a proposal that is ready early for the sake
+        of its last token's value arrives where others are late, so that lateness would select by
+        value and bias the output (design section 3, selection trap).
         """
         if self.ask is None or not self.tail:
             return False
-        return len(self.tail) >= self.ask.k or self.tail[-1] in self.stop_token_ids
+        if len(self.tail) >= self.ask.k:
+            return True
+        return self.opened.verification not in LAW_MODES and self.tail[-1] in self.stop_token_ids
 
     def query_token_ids(self, num_tokens: int) -> list[int]:
         """The next `num_tokens` tokens to compute, from text and tail."""

@@ -98,7 +98,7 @@ async def test_leaving_a_stream_frees_its_blocks(engine, async_engine):
 async def test_leaving_before_admission_keeps_nothing(engine, async_engine):
     """The caller is gone before the engine's thread has looked at its request."""
     gate = threading.Event()
-    async_engine.call(lambda _: gate.wait(WAIT_S))
+    async_engine._send(lambda: gate.wait(WAIT_S))
     task = asyncio.create_task(
         collect(async_engine, request(PROMPT, max_tokens=400, speculation=OFF, **PARAMS))
     )
@@ -115,7 +115,7 @@ async def test_leaving_before_admission_keeps_nothing(engine, async_engine):
 async def test_a_full_queue_refuses_at_once(tiny_llama):
     running = AsyncEngine(make_engine(tiny_llama, max_queue=1))
     gate = threading.Event()
-    running.call(lambda _: gate.wait(WAIT_S))
+    running._send(lambda: gate.wait(WAIT_S))
     first, second = (
         asyncio.create_task(collect(running, request(PROMPT, name, max_tokens=3, **PARAMS)))
         for name in ("first", "second")
@@ -193,3 +193,38 @@ async def test_shutdown_ends_streams_and_refuses_later_requests(engine, async_en
     assert engine.block_manager.num_used_blocks == 0
     with pytest.raises(UnavailableError, match="shutting down"):
         await asyncio.wait_for(collect(async_engine, request(PROMPT)), WAIT_S)
+
+
+async def test_a_bug_in_one_admission_ends_neither_thread_nor_others(engine, async_engine):
+    add_request = engine.add_request
+    engine.add_request = lambda wanted: (_ for _ in ()).throw(TypeError("not a set"))
+    with pytest.raises(TypeError):
+        await asyncio.wait_for(collect(async_engine, request(PROMPT, **PARAMS)), WAIT_S)
+    engine.add_request = add_request
+    outputs = await collect(async_engine, request(PROMPT, max_tokens=3, **PARAMS))
+    assert outputs[-1].finish_reason == "length"
+    assert async_engine.is_alive
+
+
+async def test_what_a_step_ended_before_it_failed_still_hears_of_its_end(engine, async_engine):
+    """One request expires in the very step whose run then fails: its end is lost with the step."""
+    first_step = threading.Event()
+    execute = engine.executor.execute
+
+    def fail_once_expired(plan):
+        if not first_step.is_set():
+            first_step.set()
+            time.sleep(0.3)  # past the timeout of the first request
+            return execute(plan)
+        raise RuntimeError("the device is gone")
+
+    engine.executor.execute = fail_once_expired
+    expiring = request(PROMPT, "expiring", max_tokens=400, **PARAMS)
+    expiring.timeout_s = 0.2
+    lasting = request(PROMPT, "lasting", max_tokens=400, **PARAMS)
+    ends = await asyncio.wait_for(
+        asyncio.gather(collect(async_engine, expiring), collect(async_engine, lasting)), WAIT_S
+    )
+    for outputs in ends:
+        assert outputs[-1].finish_reason == "error"
+        assert isinstance(outputs[-1].error, UnavailableError)

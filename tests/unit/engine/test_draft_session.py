@@ -173,6 +173,20 @@ def test_drafting_ends_behind_a_token_that_ends_the_output(params, token_id, end
     assert session.answer(0.0).token_ids == [token_id]
 
 
+@pytest.mark.parametrize("verification", [Verification.BLOCK, Verification.REJECTION])
+def test_a_sampled_value_never_makes_an_answer_early(verification):
+    """A proposal that were ready sooner for ending in a stop token would reach the target where
+    others are late: stop tokens would be accepted more often than the target's law has them."""
+    session = make(verification=verification, stop_token_ids=(9,))
+    session.apply(commit(0, [4], k=3), max_k=8, now_s=0.0)
+    for token_id in (9, 9):
+        session.append_draft(token_id, LAW)
+        assert not session.is_answerable
+    session.append_draft(5, LAW)
+    assert session.is_answerable
+    assert session.answer(0.0).token_ids == [9, 9, 5]
+
+
 def test_answer_carries_where_it_belongs():
     session = make(verification=Verification.BLOCK)
     session.apply(commit(0, [4, 5], k=2, round=6), max_k=8, now_s=1.0)
