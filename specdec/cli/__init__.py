@@ -6,11 +6,15 @@ them, so that `--help` answers at once and a light install can say what it lacks
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
     """Entry point of the console script."""
+    # On a busy machine threads that spin while they wait for each other's cores slow a step down
+    # ten times; it must be said before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         from specdec.cli.app import app
     except ModuleNotFoundError as error:

@@ -7,6 +7,8 @@ tokens in one pass worth while.
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -90,7 +92,12 @@ def _pack_int8(weight: torch.Tensor) -> torch.ScriptObject:
     scale = weight.abs().amax(1).clamp_(min=_SMALLEST_SCALE) / 127
     integers = (weight / scale[:, None]).round_().to(torch.int8)
     zero_points = torch.zeros(len(weight), dtype=torch.long)
-    quantized = torch._make_per_channel_quantized_tensor(integers, scale.double(), zero_points, 0)
+    with warnings.catch_warnings():
+        # Eager-mode quantized tensors are deprecated; fbgemm's packing still takes nothing else.
+        warnings.simplefilter("ignore", UserWarning)
+        quantized = torch._make_per_channel_quantized_tensor(
+            integers, scale.double(), zero_points, 0
+        )
     engine = torch.backends.quantized.engine
     torch.backends.quantized.engine = "fbgemm"
     try:
