@@ -18,6 +18,7 @@ from specdec.speculation import proposal_check
 from specdec.speculation.draft_counters import DraftCounters
 from specdec.speculation.draft_session import DraftSession
 from specdec.speculation.messages import (
+    DECLINE_REASONS,
     Close,
     Commit,
     DraftInfo,
@@ -31,6 +32,9 @@ UNAVAILABLE = "draft_unavailable"
 CONTEXT_FULL = "draft_context_full"
 OUT_OF_STEP = "draft_out_of_step"
 PREFILLING = "draft_prefilling"
+
+# How a decline is counted whose reason the protocol does not know.
+UNKNOWN_REASON = "unknown"
 
 NUM_PAUSED_COMMITS = 32
 MAX_FRUITLESS_OPENS = 8
@@ -239,7 +243,9 @@ class DraftSessions:
             self.counters.num_stale += late
 
     def _declined(self, session: DraftSession, proposal: Proposal) -> Close | None:
-        self.counters.declines[proposal.reason] += 1
+        # Words from the wire become names of counters: no more of them than the protocol knows.
+        known = proposal.reason in DECLINE_REASONS
+        self.counters.declines[proposal.reason if known else UNKNOWN_REASON] += 1
         session.answered_round = max(session.answered_round, proposal.round)
         if proposal.reason in _FOR_GOOD:
             return self._refuse(session, f"draft_{proposal.reason}")

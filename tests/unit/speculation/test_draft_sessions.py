@@ -296,6 +296,16 @@ def test_declines() -> None:
     assert sessions.counters.declines == {"kv_full": 1, "context_full": 1}
 
 
+def test_reasons_that_the_protocol_does_not_know_share_one_counter() -> None:
+    sessions = ready_sessions()
+    for number in range(50):
+        ask = sessions.ask(1, 3, 5.0)
+        sessions.receive("a", Proposal(1, 1, 0, ask.round, [], reason=f"made up {number}"))
+        assert not sessions.is_waiting(1)
+    assert sessions.available(1)
+    assert sessions.counters.declines == {"unknown": 50}
+
+
 def test_moving_to_another_member_bumps_the_epoch_and_forgets_the_old_one() -> None:
     sessions = ready_sessions()
     commit(sessions, [10])
