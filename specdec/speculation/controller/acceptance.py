@@ -167,7 +167,7 @@ class AcceptanceModel:
         key = (seq_id, drafter)
         slot = self._slots.get(key)
         if slot is None:
-            # Aborted sequences are never reported as finished: the oldest give way.
+            # More pairs than slots: the oldest give way.
             slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
             self._slots[key] = slot
             self._trials[slot] = self._successes[slot] = 0.0

@@ -221,6 +221,11 @@ class GoodputController:
         self._prober.end_step(result.step_s)
         self._observe_speed(result)
 
+    def close(self, seq_id: int) -> None:
+        """Forget a sequence, however it ended; what it taught about its drafter stays."""
+        self._acceptance.close(seq_id)
+        self._prober.close(seq_id)
+
     def _observe_wait(self, result: StepResult, asked: dict[str, tuple[int, int]]) -> None:
         """A drafter that declined at once has not shown how long drafting takes."""
         timed_out = self._wait.observe(result.propose_s)
@@ -244,8 +249,7 @@ class GoodputController:
             self._observe_drafter(drafter, planned)
         for result in results:
             if result.finished:
-                self._acceptance.close(result.seq_id)
-                self._prober.close(result.seq_id)
+                self.close(result.seq_id)
 
     def _observe_drafter(self, drafter: str, planned: list[SequenceResult]) -> None:
         share = sum(r.num_draft_tokens for r in planned) / sum(r.planned_k for r in planned)

@@ -79,6 +79,11 @@ class Controller(Protocol):
         """Learn from an executed step."""
         ...
 
+    def close(self, seq_id: int) -> None:
+        """Forget a sequence, however it ended; unknown and closed ones are no error. Those that a
+        result reports as finished are closed by that."""
+        ...
+
     def wait_s(self) -> float:
         """How long the step just planned may wait for proposals, in seconds; always finite."""
         ...

@@ -92,4 +92,9 @@ class Prober:
         return True
 
     def close(self, seq_id: int) -> None:
+        """Forget a sequence; no probe is awaited of it, and none follows."""
         self._last_turn.pop(seq_id, None)
+        if self._awaited == seq_id:
+            self._awaited = None
+        if self._follow_up == seq_id:
+            self._follow_up = None

@@ -16,6 +16,7 @@ from specdec.speculation.controller import (
     SequenceState,
     StepResult,
 )
+from specdec.speculation.controller.acceptance import MAX_REQUESTS
 from tests.unit.speculation.controller.world import World, draft_model, lookup, memory_bound
 
 
@@ -224,6 +225,20 @@ def test_finished_and_foreign_outcomes_are_taken_without_a_plan() -> None:
     control.observe(StepResult(70, 64, 100, 0.01, 0.1, 0.12, results, 1.0))
     control.observe(StepResult(64, 64, 200, 0.0, 0.1, 0.1, [], 1.2))
     assert control.snapshot()["steps"] == 2
+
+
+def test_a_closed_sequence_leaves_nothing_behind() -> None:
+    """Aborted and failed sequences are in no result: only `close` tells of them."""
+    control = controller()
+    for seq_id in range(60):
+        World(control, {seq_id: 0.0, 1000 + seq_id: 1.0}).steps(30)
+        for closed in (seq_id, 1000 + seq_id, 1000 + seq_id, 5000):
+            control.close(closed)
+    assert control.snapshot()["probes"] > 0
+    assert control._prober._last_turn == {}
+    assert control._prober._follow_up is control._prober._awaited is None
+    assert not control._acceptance._slots
+    assert len(set(control._acceptance._free)) == MAX_REQUESTS
 
 
 def test_snapshot_explains_the_decision() -> None:
