@@ -6,8 +6,8 @@ token ids and numbers, not text: the gateway turns `bad_words` into ids.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,26 @@ MAX_SEED = 2**63 - 1
 MIN_SEED = -(2**63)
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_BAD_WORDS = 1000
+MAX_BAD_WORD_TOKENS = 100
+# A word is banned as it begins a text and as it follows a space.
+BAD_WORD_FORMS = 2
+MAX_SHOWN = 80
 MODES = ("auto", "off", "fixed")
 VERIFICATIONS = ("auto", "coupled", "rejection", "block", "typical")
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = MAX_SHOWN
+
+
+def shown(value: object) -> str:
+    """A caller's value as an error message repeats it: at most 80 characters, whatever was sent."""
+    try:
+        text = _REPR.repr(value)
+    except ValueError:  # Python writes out no integer of more than 4300 digits
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 def _fail(name: str, message: str) -> InvalidRequestError:
@@ -27,14 +45,22 @@ def _fail(name: str, message: str) -> InvalidRequestError:
 
 def _check_number(name: str, value: object, low: float, high: float, allowed: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _fail(name, f"must be a number {allowed}, got {value!r}")
-    if math.isnan(value) or not low <= value <= high:
-        raise _fail(name, f"must be {allowed}, got {value!r}")
+        raise _fail(name, f"must be a number {allowed}, got {shown(value)}")
+    if not low <= value <= high:  # NaN too: it compares as false
+        raise _fail(name, f"must be {allowed}, got {shown(value)}")
 
 
 def _check_int(name: str, value: object, low: int, high: int, allowed: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise _fail(name, f"must be an integer {allowed}, got {value!r}")
+        raise _fail(name, f"must be an integer {allowed}, got {shown(value)}")
+
+
+def _check_list(name: str, value: object, limit: int) -> None:
+    """A list, tuple or set of at most `limit` entries."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Collection):
+        raise _fail(name, f"must be a list, got {shown(value)}")
+    if len(value) > limit:
+        raise _fail(name, f"must have at most {limit} entries, got {len(value)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +87,8 @@ class SpeculationParams:
         known = cls.__slots__
         for key in value:
             if key not in known:
-                raise _fail(f"speculation.{key}", f"unknown key; known keys: {', '.join(known)}")
+                name = str(key)[:MAX_SHOWN]
+                raise _fail(f"speculation.{name}", f"unknown key; known keys: {', '.join(known)}")
         params = cls(**value)
         params.validate()
         return params
@@ -69,11 +96,13 @@ class SpeculationParams:
     def validate(self) -> None:
         """Check everything that needs no knowledge of the server's configuration."""
         if self.mode not in MODES:
-            raise _fail("speculation.mode", f"must be one of {', '.join(MODES)}, got {self.mode!r}")
+            raise _fail(
+                "speculation.mode", f"must be one of {', '.join(MODES)}, got {shown(self.mode)}"
+            )
         if self.verification not in VERIFICATIONS:
             raise _fail(
                 "speculation.verification",
-                f"must be one of {', '.join(VERIFICATIONS)}, got {self.verification!r}",
+                f"must be one of {', '.join(VERIFICATIONS)}, got {shown(self.verification)}",
             )
         if self.verification == "typical":
             raise _fail(
@@ -94,7 +123,7 @@ class SpeculationParams:
                     f"speculation.{name}", "is only allowed with speculation.verification 'typical'"
                 )
         if self.drafter is not None and not isinstance(self.drafter, str):
-            raise _fail("speculation.drafter", f"must be a string, got {self.drafter!r}")
+            raise _fail("speculation.drafter", f"must be a string, got {shown(self.drafter)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,28 +185,44 @@ class SamplingParams:
         self.speculation.validate()
 
     def _validate_token_ids(self, vocab_size: int) -> None:
+        """No list is longer than the vocabulary: what a request costs every step is bounded."""
+        if not isinstance(self.logit_bias, Mapping):
+            raise _fail("logit_bias", f"must be an object, got {shown(self.logit_bias)}")
+        if len(self.logit_bias) > vocab_size:
+            raise _fail(
+                "logit_bias",
+                f"must have at most {vocab_size} entries, got {len(self.logit_bias)}",
+            )
         for token_id, bias in self.logit_bias.items():
             _check_token_id("logit_bias", token_id, vocab_size)
             _check_number("logit_bias", bias, -100, 100, "between -100 and 100")
-        for token_id in self.stop_token_ids:
-            _check_token_id("stop_token_ids", token_id, vocab_size)
+        _check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        if self.allowed_token_ids is not None:
+            _check_token_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
+            if not self.allowed_token_ids:
+                raise _fail("allowed_token_ids", "must not be empty")
+        self._validate_bad_words(vocab_size)
+
+    def _validate_bad_words(self, vocab_size: int) -> None:
+        _check_list("bad_words", self.bad_words_token_ids, MAX_BAD_WORDS * BAD_WORD_FORMS)
         for word in self.bad_words_token_ids:
+            _check_list("bad_words", word, MAX_BAD_WORD_TOKENS)
             if not word:
                 raise _fail("bad_words", "must not hold an empty word")
             for token_id in word:
                 _check_token_id("bad_words", token_id, vocab_size)
-        if self.allowed_token_ids is not None:
-            if not self.allowed_token_ids:
-                raise _fail("allowed_token_ids", "must not be empty")
-            for token_id in self.allowed_token_ids:
-                _check_token_id("allowed_token_ids", token_id, vocab_size)
 
     def _validate_stop(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise _fail("stop", f"at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}")
+        _check_list("stop", self.stop, MAX_STOP_STRINGS)
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise _fail("stop", f"must hold non-empty strings, got {text!r}")
+                raise _fail("stop", f"must hold non-empty strings, got {shown(text)}")
+
+
+def _check_token_ids(name: str, token_ids: Collection[object], vocab_size: int) -> None:
+    _check_list(name, token_ids, vocab_size)
+    for token_id in token_ids:
+        _check_token_id(name, token_id, vocab_size)
 
 
 def _check_token_id(name: str, token_id: object, vocab_size: int) -> None:
@@ -190,8 +235,6 @@ def validate_prompt(
     """Check a prompt: not empty, ids in the vocabulary, room for at least one new token."""
     if not prompt_token_ids:
         raise _fail("prompt", "must hold at least one token")
-    for token_id in prompt_token_ids:
-        _check_token_id("prompt", token_id, vocab_size)
     if len(prompt_token_ids) >= max_model_len:
         raise _fail(
             "prompt",
@@ -204,3 +247,5 @@ def validate_prompt(
             f"{params.min_tokens} beyond a prompt of {len(prompt_token_ids)} tokens exceeds the "
             f"context of {max_model_len} tokens",
         )
+    for token_id in prompt_token_ids:
+        _check_token_id("prompt", token_id, vocab_size)

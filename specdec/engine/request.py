@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from specdec.config import SpeculationConfig
 from specdec.errors import InvalidRequestError
-from specdec.params import SamplingParams, validate_prompt
+from specdec.params import SamplingParams, shown, validate_prompt
 from specdec.sequence import Sequence, resolve_verification
 
 
@@ -45,7 +45,7 @@ def allowed_drafters(params: SamplingParams, config: SpeculationConfig) -> tuple
     if wanted is not None and wanted not in config.drafters:
         served = ", ".join(config.drafters) or "none"
         raise InvalidRequestError(
-            f"speculation.drafter: {wanted!r} is not served here; served: {served}",
+            f"speculation.drafter: {shown(wanted)} is not served here; served: {served}",
             field="speculation.drafter",
         )
     if params.speculation.mode == "off" or config.max_num_speculative_tokens == 0:

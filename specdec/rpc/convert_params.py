@@ -5,6 +5,8 @@ Absent fields have the defaults of `specdec.params`; nothing is validated here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from specdec.params import SamplingParams, SpeculationParams
 from specdec.sequence import Verification
 from specdec.v1 import sampling_pb2
@@ -74,11 +76,16 @@ def params_from_wire(
         **present,
         logit_bias=dict(wire.logit_bias),
         bad_words_token_ids=tuple(tuple(word.token_ids) for word in wire.bad_words_token_ids),
-        allowed_token_ids=tuple(wire.allowed_token_ids.token_ids) if has_allowed else None,
+        allowed_token_ids=_distinct(wire.allowed_token_ids.token_ids) if has_allowed else None,
         stop=tuple(wire.stop),
-        stop_token_ids=tuple(wire.stop_token_ids),
+        stop_token_ids=_distinct(wire.stop_token_ids),
         speculation=speculation if speculation is not None else SpeculationParams(),
     )
+
+
+def _distinct(token_ids: Iterable[int]) -> tuple[int, ...]:
+    """A set of ids, however often the caller wrote one."""
+    return tuple(sorted(set(token_ids)))
 
 
 def speculation_to_wire(params: SpeculationParams) -> sampling_pb2.SpeculationParams:

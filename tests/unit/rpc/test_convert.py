@@ -71,6 +71,14 @@ def test_sampling_params(params) -> None:
     assert params_from_wire(wire) == params
 
 
+def test_ids_that_are_given_twice_arrive_once() -> None:
+    wire = sampling_pb2.SamplingParams(stop_token_ids=[5, 1, 5])
+    wire.allowed_token_ids.token_ids.extend([3, 2, 3, 3])
+    params = params_from_wire(wire)
+    assert params.stop_token_ids == (1, 5)
+    assert params.allowed_token_ids == (2, 3)
+
+
 def test_absent_is_the_default_and_zero_is_zero() -> None:
     assert params_from_wire(sampling_pb2.SamplingParams()) == SamplingParams()
     zeros = sampling_pb2.SamplingParams(temperature=0, max_tokens=0, logprobs=0, seed=0)
