@@ -28,11 +28,16 @@ def tenant_of(authorization: str | None, api_keys: Mapping[str, str]) -> str:
         raise UnauthenticatedError("an API key is required: Authorization: Bearer KEY")
     found = None
     for key, tenant in api_keys.items():
-        if hmac.compare_digest(key.encode(), given.strip().encode()):
+        if hmac.compare_digest(_bytes(key), _bytes(given.strip())):
             found = tenant
     if found is None:
         raise UnauthenticatedError("the API key is not known")
     return found
+
+
+def _bytes(text: str) -> bytes:
+    """Different text, different bytes, even where it is no valid Unicode."""
+    return text.encode(errors="surrogatepass")
 
 
 def partition_of(tenant: str, cache_salt: str | None) -> str:
