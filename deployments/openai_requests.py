@@ -7,17 +7,19 @@ inside our own `speculation` object they are refused.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from deployments.prompts import Prompt, Prompter
 from specdec.errors import InvalidRequestError
-from specdec.params import SamplingParams, SpeculationParams
+from specdec.params import MAX_SHOWN, SamplingParams, SpeculationParams, shown
 
 DEFAULT_COMPLETION_TOKENS = 16
 # What a caller would not notice to be missing until too late is refused, not ignored.
 UNSUPPORTED = ("suffix", "structured_outputs", "guided_json", "guided_regex", "guided_choice")
+TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 Stop = str | list[str] | None
 Body = TypeVar("Body", bound=BaseModel)
@@ -74,7 +76,7 @@ class _Body(BaseModel):
         kind = (self.response_format or {}).get("type", "text")
         if kind != "text":
             raise InvalidRequestError(
-                f"response_format: {kind!r} is not supported; allowed: 'text'",
+                f"response_format: {shown(kind)} is not supported; allowed: 'text'",
                 field="response_format",
             )
         for name in UNSUPPORTED:
@@ -120,9 +122,9 @@ class _Body(BaseModel):
             bad_words_token_ids=prompter.bad_words(self.bad_words or ()),
             allowed_token_ids=None
             if self.allowed_token_ids is None
-            else tuple(self.allowed_token_ids),
+            else _distinct(self.allowed_token_ids),
             stop=_stop(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop_token_ids=_distinct(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
@@ -252,9 +254,9 @@ def _invalid(error: ValidationError) -> InvalidRequestError:
     if first["type"] == "json_invalid":
         return InvalidRequestError(f"the body is not valid JSON: {first['msg']}", field="body")
     # Unions add the name of the branch that was tried to the location: it is none of ours.
-    path = [str(part) for part in first["loc"] if not _is_branch(part)]
+    path = [str(part)[:MAX_SHOWN] for part in first["loc"] if not _is_branch(part)]
     field = ".".join(path) or "body"
-    given = "" if first["type"] == "missing" else f", got {_shorten(first.get('input'))}"
+    given = "" if first["type"] == "missing" else f", got {shown(first.get('input'))}"
     return InvalidRequestError(f"{field}: {first['msg']}{given}", field=field)
 
 
@@ -262,9 +264,9 @@ def _is_branch(part: int | str) -> bool:
     return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part)
 
 
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _distinct(token_ids: list[int]) -> tuple[int, ...]:
+    """A set of ids, however often the caller wrote one."""
+    return tuple(sorted(set(token_ids)))
 
 
 def _stop(stop: Stop) -> tuple[str, ...]:
@@ -274,21 +276,19 @@ def _stop(stop: Stop) -> tuple[str, ...]:
 
 
 def _logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
-    result = {}
-    for key, value in (bias or {}).items():
-        try:
-            result[int(key)] = value
-        except ValueError:
+    """Keys must be written one way only, or two of them could name one token."""
+    for key in bias or {}:
+        if TOKEN_ID.fullmatch(key) is None:
             raise InvalidRequestError(
-                f"logit_bias: {key!r} is not a token id", field="logit_bias"
-            ) from None
-    return result
+                f"logit_bias: {shown(key)} is not a token id", field="logit_bias"
+            )
+    return {int(key): value for key, value in (bias or {}).items()}
 
 
 def _text_part(part: dict[str, Any]) -> str:
     if part.get("type") != "text" or not isinstance(part.get("text"), str):
         raise InvalidRequestError(
-            f"messages: content parts of type {part.get('type')!r} are not supported; "
+            f"messages: content parts of type {shown(part.get('type'))} are not supported; "
             "allowed: 'text'",
             field="messages",
         )
