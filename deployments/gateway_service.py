@@ -10,8 +10,9 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from deployments.auth import partition_of, tenant_of
 from deployments.prompts import Prompt, Prompter
@@ -26,11 +27,12 @@ from specdec.errors import (
     OverloadedError,
     UnavailableError,
 )
-from specdec.params import SamplingParams, validate_prompt
+from specdec.params import SamplingParams, shown, validate_prompt
 
 logger = logging.getLogger(__name__)
 
 HEALTH_REUSE_S = 1.0
+MAX_REQUEST_ID_CHARS = 128
 
 
 class GatewayService:
@@ -66,13 +68,68 @@ class GatewayService:
     def check_model(self, name: str | None) -> None:
         if name and name != self.model:
             raise ModelNotFoundError(
-                f"model {name!r} is not served here; served: {self.model!r}", field="model"
+                f"model {shown(name)} is not served here; served: {self.model!r}", field="model"
             )
 
-    def token_ids(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
-        if isinstance(prompt, str):
-            return self.prompter.encode(prompt, add_special_tokens=add_special_tokens)
-        return prompt
+    def check_request_id(self, given: str) -> None:
+        """It goes into logs and responses as it is. Raises InvalidRequestError."""
+        if len(given) > MAX_REQUEST_ID_CHARS or not (given.isascii() and given.isprintable()):
+            raise InvalidRequestError(
+                f"request_id: at most {MAX_REQUEST_ID_CHARS} printable ASCII characters, "
+                f"got {shown(given)}",
+                field="request_id",
+            )
+
+    def check_num_prompts(self, num_prompts: int, n: int = 1) -> None:
+        """Before any of them is tokenised. Raises InvalidRequestError."""
+        if num_prompts * n > self.settings.max_prompts:
+            raise InvalidRequestError(
+                f"n: {num_prompts} prompts x n = {shown(n)} exceeds {self.settings.max_prompts}",
+                field="n",
+            )
+
+    async def token_ids(
+        self,
+        prompt: Prompt,
+        field: str = "prompt",
+        add_special_tokens: bool = True,
+        keep_end: bool = False,
+    ) -> list[int]:
+        """Tokenised in a thread: a long text must not hold up the other streams. Text that cannot
+        fit the context is refused, or with `keep_end` cut."""
+        if not isinstance(prompt, str):
+            return prompt
+        return await asyncio.to_thread(
+            self.prompter.encode,
+            prompt,
+            field,
+            add_special_tokens,
+            max_tokens=(await self.description()).max_model_len,
+            keep_end=keep_end,
+        )
+
+    async def chat_token_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        chat_template: str | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        keep_end: bool = False,
+    ) -> list[int]:
+        """As `token_ids`, for a conversation. A client's own template must be allowed."""
+        if chat_template is not None and not self.settings.allow_client_chat_template:
+            raise InvalidRequestError(
+                "chat_template: this server takes no templates from clients", field="chat_template"
+            )
+        return await asyncio.to_thread(
+            self.prompter.chat,
+            messages,
+            chat_template,
+            template_arguments,
+            add_generation_prompt,
+            max_tokens=(await self.description()).max_model_len,
+            keep_end=keep_end,
+        )
 
     async def requests(
         self,
@@ -88,11 +145,7 @@ class GatewayService:
         Raises InvalidRequestError, naming the field.
         """
         limits = await self.description()
-        if len(prompts) * n > self.settings.max_prompts:
-            raise InvalidRequestError(
-                f"n: {len(prompts)} prompts x n = {n} exceeds {self.settings.max_prompts}",
-                field="n",
-            )
+        self.check_num_prompts(len(prompts), n)
         params.validate(limits.vocab_size)
         allowed_drafters(params, self.speculation)
         for prompt in prompts:

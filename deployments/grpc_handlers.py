@@ -108,10 +108,10 @@ class GrpcHandlers:
             self._authenticate(context, None)
             self._service.check_model(wire.model)
             if wire.WhichOneof("input") == "chat":
-                ids = self._chat(wire.chat)
+                ids = await self._chat(wire.chat)
             else:
                 special = wire.add_special_tokens if wire.HasField("add_special_tokens") else True
-                ids = self._service.prompter.encode(wire.text, "text", special)
+                ids = await self._service.token_ids(wire.text, "text", special)
             limits = await self._service.description()
             return pb.TokenizeResponse(token_ids=ids, max_model_len=limits.max_model_len)
         except Exception as error:
@@ -129,7 +129,9 @@ class GrpcHandlers:
                 raise InvalidRequestError(
                     f"token_ids: must be between 0 and {vocab_size - 1}", field="token_ids"
                 )
-            text = self._service.prompter.decode(wire.token_ids, wire.skip_special_tokens)
+            text = await asyncio.to_thread(
+                self._service.prompter.decode, wire.token_ids, wire.skip_special_tokens
+            )
             return pb.DetokenizeResponse(text=text)
         except Exception as error:
             fail(context, _as_ours(error))
@@ -140,16 +142,16 @@ class GrpcHandlers:
     ) -> GenerateRequest:
         partition = self._authenticate(context, wire.cache_salt)
         self._service.check_model(wire.model)
-        prompt = self._prompt(wire)
+        self._service.check_request_id(wire.request_id)
+        prompt = await self._prompt(wire)
         params = params_from_wire(wire.sampling, speculation_from_wire(wire.speculation))
         if wire.bad_words:
             if params.bad_words_token_ids:
                 raise InvalidRequestError(
                     "bad_words: give words or token ids, not both", field="bad_words"
                 )
-            params = replace(
-                params, bad_words_token_ids=self._service.prompter.bad_words(wire.bad_words)
-            )
+            banned = await asyncio.to_thread(self._service.prompter.bad_words, wire.bad_words)
+            params = replace(params, bad_words_token_ids=banned)
         timeout_s = None
         if wire.HasField("timeout"):
             timeout_s = wire.timeout.seconds + wire.timeout.nanos / 1e9
@@ -164,17 +166,17 @@ class GrpcHandlers:
         authorization = metadata.get("authorization")
         return self._service.authenticate(authorization, cache_salt)
 
-    def _prompt(self, wire: pb.GenerateRequest) -> list[int]:
+    async def _prompt(self, wire: pb.GenerateRequest) -> list[int]:
         kind = wire.WhichOneof("prompt")
         if kind == "token_ids":
             return list(wire.token_ids.token_ids)
         if kind == "chat":
-            return self._chat(wire.chat)
-        return self._service.prompter.encode(wire.text)
+            return await self._chat(wire.chat)
+        return await self._service.token_ids(wire.text)
 
-    def _chat(self, chat: pb.ChatMessages) -> list[int]:
+    async def _chat(self, chat: pb.ChatMessages) -> list[int]:
         messages = [{"role": m.role, "content": m.content} for m in chat.messages]
-        return self._service.prompter.chat(messages)
+        return await self._service.chat_token_ids(messages)
 
 
 def _as_ours(error: Exception) -> SpecdecError:

@@ -6,6 +6,7 @@ are turned into responses in one place (`gateway.py`); a stream tells them in ba
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -37,7 +38,16 @@ from deployments.openai_responses import (
 )
 from specdec.engine.request import GenerateRequest
 from specdec.errors import InvalidRequestError, SpecdecError
+from specdec.params import shown
 from specdec.sequence import SequenceOutput
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """Whose cached text may be shared, and what the answer is called."""
+
+    partition: str
+    response_id: str
 
 
 @dataclass(slots=True)
@@ -69,25 +79,37 @@ class HttpHandlers:
 
     async def completions(self, http: Request) -> Response:
         body = parse(CompletionBody, await self._read(http))
-        ids = [self._service.token_ids(p, body.add_special_tokens) for p in body.prompts()]
+        caller = self._admit(http, body)
+        given = body.prompts()
+        self._service.check_num_prompts(len(given), body.n)
+        keep_end = body.truncate_prompt_tokens is not None
+        ids = [
+            await self._service.token_ids(
+                prompt, add_special_tokens=body.add_special_tokens, keep_end=keep_end
+            )
+            for prompt in given
+        ]
         prompt_logprobs = body.prompt_logprobs
         if body.echo and body.logprobs is not None and prompt_logprobs is None:
             prompt_logprobs = body.logprobs
-        job = await self._job(http, body, ids, body.output_tokens(), body.logprobs, prompt_logprobs)
+        job = await self._job(
+            caller, body, ids, body.output_tokens(), body.logprobs, prompt_logprobs
+        )
         return await (self._stream(job) if body.stream else self._answer(job))
 
     async def chat(self, http: Request) -> Response:
         body = parse(ChatBody, await self._read(http))
-        body.check_supported()
-        ids = self._service.prompter.chat(
+        caller = self._admit(http, body)
+        ids = await self._service.chat_token_ids(
             body.template_messages(),
             body.chat_template,
             body.template_arguments(),
             body.add_generation_prompt,
+            keep_end=body.truncate_prompt_tokens is not None,
         )
         room = (await self._service.description()).max_model_len - len(ids)
         job = await self._job(
-            http,
+            caller,
             body,
             [ids],
             body.output_tokens(room),
@@ -96,30 +118,38 @@ class HttpHandlers:
         )
         return await (self._stream(job) if body.stream else self._answer(job))
 
+    def _admit(self, http: Request, body: CompletionBody | ChatBody) -> _Caller:
+        """Everything that costs nothing to check, before any of the caller's text is worked on."""
+        partition = self._service.authenticate(http.headers.get("authorization"), body.cache_salt)
+        self._service.check_model(body.model)
+        body.check_supported()
+        given_id = body.request_id or http.headers.get("x-request-id")
+        prefix = _writer_kind(body).id_prefix
+        if not given_id:
+            return _Caller(partition, new_request_id(prefix))
+        self._service.check_request_id(given_id)
+        return _Caller(partition, f"{prefix}-{given_id}")
+
     async def _job(
         self,
-        http: Request,
+        caller: _Caller,
         body: CompletionBody | ChatBody,
         prompts: list[list[int]],
         max_tokens: int,
         logprobs: int | None,
         prompt_logprobs: int | None,
     ) -> _Job:
-        partition = self._service.authenticate(http.headers.get("authorization"), body.cache_salt)
-        self._service.check_model(body.model)
-        body.check_supported()
         if body.truncate_prompt_tokens is not None:
             prompts = [prompt[-body.truncate_prompt_tokens :] for prompt in prompts]
-        params = body.sampling_params(self._service.prompter, max_tokens, logprobs, prompt_logprobs)
-        given_id = body.request_id or http.headers.get("x-request-id")
-        kind = CompletionWriter if isinstance(body, CompletionBody) else ChatWriter
-        prefix = kind.id_prefix
-        response_id = f"{prefix}-{given_id}" if given_id else new_request_id(prefix)
-        requests = await self._service.requests(
-            prompts, params, partition, response_id, body.n, body.timeout
+        # In a thread, since bad words are tokenised.
+        params = await asyncio.to_thread(
+            body.sampling_params, self._service.prompter, max_tokens, logprobs, prompt_logprobs
         )
-        writer: Writer = kind(body, requests, self._service.prompter)
-        return _Job(body, requests, prompts, response_id, int(time.time()), writer)
+        requests = await self._service.requests(
+            prompts, params, caller.partition, caller.response_id, body.n, body.timeout
+        )
+        writer: Writer = _writer_kind(body)(body, requests, self._service.prompter)
+        return _Job(body, requests, prompts, caller.response_id, int(time.time()), writer)
 
     async def _answer(self, job: _Job) -> Response:
         choices = job.choices()
@@ -212,13 +242,19 @@ class HttpHandlers:
             raise InvalidRequestError("prompt: give either prompt or messages", field="prompt")
         if body.messages is not None:
             messages = [message.as_template_message() for message in body.messages]
-            ids = prompter.chat(messages, add_generation_prompt=body.add_generation_prompt)
+            ids = await self._service.chat_token_ids(
+                messages, add_generation_prompt=body.add_generation_prompt
+            )
         else:
-            ids = prompter.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+            ids = await self._service.token_ids(
+                body.prompt or "", add_special_tokens=body.add_special_tokens
+            )
         result: dict[str, Any] = {"tokens": ids, "count": len(ids)}
         result["max_model_len"] = (await self._service.description()).max_model_len
         if body.return_token_strs:
-            result["token_strs"] = [prompter.decode([token_id]) for token_id in ids]
+            result["token_strs"] = await asyncio.to_thread(
+                lambda: [prompter.decode([token_id]) for token_id in ids]
+            )
         return JSONResponse(result)
 
     async def detokenize(self, http: Request) -> Response:
@@ -229,9 +265,11 @@ class HttpHandlers:
         for token_id in body.tokens:
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequestError(
-                    f"tokens: {token_id} is not between 0 and {vocab_size - 1}", field="tokens"
+                    f"tokens: {shown(token_id)} is not between 0 and {vocab_size - 1}",
+                    field="tokens",
                 )
-        return JSONResponse({"prompt": self._service.prompter.decode(body.tokens)})
+        text = await asyncio.to_thread(self._service.prompter.decode, body.tokens)
+        return JSONResponse({"prompt": text})
 
     async def health(self) -> Response:
         await self._service.check_health()
@@ -254,6 +292,10 @@ class HttpHandlers:
                 raise InvalidRequestError(f"body: is larger than {limit} bytes", field="body")
             parts.append(part)
         return b"".join(parts)
+
+
+def _writer_kind(body: CompletionBody | ChatBody) -> type[CompletionWriter] | type[ChatWriter]:
+    return CompletionWriter if isinstance(body, CompletionBody) else ChatWriter
 
 
 async def _chain(

@@ -10,24 +10,47 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec.errors import InvalidRequestError
+from specdec.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 
 Prompt = str | list[int]
+MAX_TEMPLATE_ERROR = 200
 
 
 class Prompter:
-    """Tokenises for one target model. Thread-safe: the tokenizer is only read."""
+    """Tokenises for one target model. Thread-safe: the tokenizer is only read.
+
+    `max_token_chars`: no token stands for more characters. A text longer than that times the
+    context cannot fit it, which is found without tokenising.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        # A token's name in the vocabulary is never shorter than its text: byte-level names have a
+        # character per byte, SentencePiece writes a space as one character.
+        self.max_token_chars = max(len(token) for token in tokenizer.get_vocab())
+        # The first call sets the tokenizer's padding and truncation; threads must find them set.
+        tokenizer.encode("")
 
     @property
     def has_chat_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def encode(
-        self, text: str, field: str = "prompt", add_special_tokens: bool = True
+        self,
+        text: str,
+        field: str = "prompt",
+        add_special_tokens: bool = True,
+        *,
+        max_tokens: int | None = None,
+        keep_end: bool = False,
     ) -> list[int]:
-        """Token ids of plain text. Lone surrogates are refused: they are no text."""
+        """Token ids of plain text. Lone surrogates are refused: they are no text.
+
+        Text that cannot have as few as `max_tokens` tokens is refused before it is tokenised; with
+        `keep_end`, its beginning is dropped instead.
+        """
+        if max_tokens is not None:
+            text = self._bounded(text, field, max_tokens, keep_end)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -36,6 +59,16 @@ class Prompter:
             ) from None
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
+
+    def _bounded(self, text: str, field: str, max_tokens: int, keep_end: bool) -> str:
+        limit = max_tokens * self.max_token_chars
+        if len(text) <= limit:
+            return text
+        if keep_end:
+            return text[-limit:]
+        raise InvalidRequestError(
+            f"{field}: {len(text)} characters cannot fit {max_tokens} tokens", field=field
+        )
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -47,10 +80,14 @@ class Prompter:
         chat_template: str | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        *,
+        max_tokens: int | None = None,
+        keep_end: bool = False,
     ) -> list[int]:
         """Token ids of a conversation, formatted by the model's chat template.
 
-        Raises InvalidRequestError where the model has none or the template refuses the messages.
+        `max_tokens` and `keep_end` are those of `encode`, for the formatted text. Raises
+        InvalidRequestError where the model has none or the template refuses the messages.
         """
         if not messages:
             raise InvalidRequestError("messages: must hold at least one message", field="messages")
@@ -69,13 +106,20 @@ class Prompter:
             )
         except Exception as error:  # templates raise whatever they like
             raise InvalidRequestError(
-                f"messages: the chat template refuses them: {error}", field="messages"
+                f"messages: the chat template refuses them: {str(error)[:MAX_TEMPLATE_ERROR]}",
+                field="messages",
             ) from None
         # The template writes the special tokens itself.
-        return self.encode(text, "messages", add_special_tokens=False)
+        return self.encode(
+            text, "messages", add_special_tokens=False, max_tokens=max_tokens, keep_end=keep_end
+        )
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as it begins a text and as it follows a space: both token forms are banned."""
+        if len(words) > MAX_BAD_WORDS:
+            raise InvalidRequestError(
+                f"bad_words: at most {MAX_BAD_WORDS} words, got {len(words)}", field="bad_words"
+            )
         forms: dict[tuple[int, ...], None] = {}
         for word in words:
             if not word:
@@ -83,7 +127,12 @@ class Prompter:
                     "bad_words: must not hold an empty word", field="bad_words"
                 )
             for text in (word.lstrip(" "), " " + word.lstrip(" ")):
-                ids = tuple(self.encode(text, "bad_words", add_special_tokens=False))
+                ids = tuple(self._bad_word(text))
                 if ids:
                     forms[ids] = None
         return tuple(forms)
+
+    def _bad_word(self, text: str) -> list[int]:
+        return self.encode(
+            text, "bad_words", add_special_tokens=False, max_tokens=MAX_BAD_WORD_TOKENS
+        )

@@ -24,13 +24,15 @@ class GatewaySettings(_Settings):
 
     `model_name`: the name clients use; default: the target's own. `api_keys` maps a key to its
     tenant; empty: everybody is welcome, as one tenant. `max_prompts` bounds prompts x n of one
-    HTTP request.
+    HTTP request. `allow_client_chat_template`: whether a request may bring its own chat template,
+    a program that the gateway then runs (in Jinja's sandbox, without a limit of time).
     """
 
     model_name: str | None = None
     api_keys: dict[str, str] = Field(default_factory=dict)
     max_body_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
     max_prompts: Annotated[int, Field(gt=0)] = 128
+    allow_client_chat_template: bool = False
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     retry_after_s: Annotated[float, Field(gt=0)] = 1.0
     health_timeout_s: Annotated[float, Field(gt=0)] = 10.0

@@ -1,0 +1,292 @@
+"""What the gateway refuses before it works on a caller's text, over HTTP and gRPC, without Ray."""
+
+from __future__ import annotations
+
+import json
+import threading
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+from deployments.gateway_service import GatewayService
+from deployments.grpc_handlers import GrpcHandlers
+from deployments.http_handlers import HttpHandlers
+from deployments.openai_requests import CompletionBody, parse
+from deployments.prompts import Prompter
+from deployments.settings import AppSettings
+from specdec.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    SpecdecError,
+    UnauthenticatedError,
+)
+from specdec.v1 import inference_pb2 as pb
+
+MAX_MODEL_LEN = 8
+VOCAB_SIZE = 288
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+class Watched(Prompter):
+    """Remembers which threads worked on text."""
+
+    def __init__(self, tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.threads: list[threading.Thread] = []
+
+    def encode(self, text, *arguments, **options):
+        self.threads.append(threading.current_thread())
+        return super().encode(text, *arguments, **options)
+
+    def chat(self, *arguments, **options):
+        self.threads.append(threading.current_thread())
+        return super().chat(*arguments, **options)
+
+    def bad_words(self, words):
+        self.threads.append(threading.current_thread())
+        return super().bad_words(words)
+
+
+class Target:
+    """Describes itself; what would be generated is kept."""
+
+    def __init__(self) -> None:
+        self.requests = []
+
+    async def describe_all(self):
+        return [SimpleNamespace(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN)]
+
+    async def merged(self, requests):
+        self.requests.extend(requests)
+        for nothing in ():
+            yield nothing
+
+    async def stream(self, request):
+        self.requests.append(request)
+        for nothing in ():
+            yield nothing
+
+
+def make_service(tokenizer, **gateway) -> GatewayService:
+    settings = AppSettings.model_validate(
+        {
+            "target": {"target": {"model": "tiny"}, "speculation": {"drafters": []}},
+            "gateway": {"api_keys": {"key": "tenant"}, **gateway},
+        }
+    )
+    return GatewayService(settings, Target(), Watched(tokenizer))
+
+
+@pytest.fixture
+def service(tiny_tokenizer):
+    return make_service(tiny_tokenizer)
+
+
+class Post:
+    """As much of a Starlette request as the handlers read."""
+
+    def __init__(self, body, key="key", **headers) -> None:
+        self.headers = {"authorization": f"Bearer {key}", **headers}
+        self._body = json.dumps(body).encode()
+
+    async def stream(self):
+        yield self._body
+
+
+async def post(service, path, body, key="key", **headers):
+    handlers = HttpHandlers(service)
+    return await getattr(handlers, path)(Post(body, key, **headers))
+
+
+BODIES = {
+    "completions": {"prompt": "the cat"},
+    "chat": {"messages": MESSAGES},
+    "tokenize": {"prompt": "the cat"},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    ("change", "key", "error"),
+    [({}, "wrong", UnauthenticatedError), ({"model": "other"}, "key", ModelNotFoundError)],
+    ids=["key", "model"],
+)
+async def test_http_touches_no_text_of_a_stranger_or_for_another_model(
+    service, path, change, key, error
+):
+    with pytest.raises(error):
+        await post(service, path, {**BODIES[path], "bad_words": ["a"], **change}, key)
+    assert service.prompter.threads == []
+
+
+class Context:
+    """As much of Serve's gRPC context as the handlers use."""
+
+    def __init__(self, key="key") -> None:
+        self.key, self.code = key, None
+
+    def invocation_metadata(self):
+        return [("authorization", f"Bearer {self.key}")]
+
+    def set_code(self, code) -> None:
+        self.code = code
+
+    def set_details(self, details) -> None:
+        self.details = details
+
+    def set_trailing_metadata(self, metadata) -> None:
+        self.trailing = metadata
+
+
+async def generate(service, wire, key="key"):
+    """The status and the in-band error of a call that fails."""
+    context = Context(key)
+    messages = [m async for m in GrpcHandlers(service).generate(wire, context)]
+    return context.code, messages[-1].error if messages else None
+
+
+CHAT = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hi")])
+
+
+@pytest.mark.parametrize("prompt", [{"text": "the cat"}, {"chat": CHAT}], ids=["text", "chat"])
+async def test_grpc_touches_no_text_of_a_stranger_or_for_another_model(service, prompt):
+    code, _ = await generate(service, pb.GenerateRequest(**prompt), key="wrong")
+    assert code == grpc.StatusCode.UNAUTHENTICATED
+    code, _ = await generate(service, pb.GenerateRequest(model="other", **prompt))
+    assert code == grpc.StatusCode.NOT_FOUND
+    assert service.prompter.threads == []
+
+
+async def test_a_template_of_the_client_needs_leave(service, tiny_tokenizer):
+    body = {"messages": MESSAGES, "chat_template": "{{ messages[0].content }}", "max_tokens": 1}
+    with pytest.raises(InvalidRequestError) as error:
+        await post(service, "chat", body)
+    assert error.value.field == "chat_template"
+    assert service.prompter.threads == []
+
+    allowing = make_service(tiny_tokenizer, allow_client_chat_template=True)
+    await post(allowing, "chat", body)
+    assert allowing.target.requests[0].prompt_token_ids == tiny_tokenizer.encode("hi")
+
+
+@pytest.mark.parametrize("path", ["completions", "chat", "tokenize"])
+async def test_text_that_cannot_fit_is_refused_by_its_length(service, path, monkeypatch):
+    def never(*arguments, **options):
+        raise AssertionError("tokenised")
+
+    monkeypatch.setattr(type(service.prompter.tokenizer), "encode", never)
+    text = "x" * (MAX_MODEL_LEN * service.prompter.max_token_chars + 1)
+    body, field = {"prompt": text}, "prompt"
+    if path == "chat":
+        body, field = {"messages": [{"role": "user", "content": text}]}, "messages"
+    with pytest.raises(InvalidRequestError, match="cannot fit 8 tokens") as error:
+        await post(service, path, body)
+    assert error.value.field == field
+    code, in_band = await generate(service, pb.GenerateRequest(text=text))
+    assert (code, in_band.field) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt")
+
+
+async def test_truncation_keeps_the_end_of_any_text(service, tiny_tokenizer):
+    end = " and the dog"
+    text = "x" * 10_000 + end
+    await post(service, "completions", {"prompt": text, "truncate_prompt_tokens": 2})
+    expected = tiny_tokenizer.encode(text)[-2:]
+    assert service.target.requests[0].prompt_token_ids == expected
+    assert len(tiny_tokenizer.encode(end)) >= 2, "the end decides"
+
+
+async def test_no_token_is_longer_than_its_bound(service, tiny_tokenizer):
+    texts = [tiny_tokenizer.decode([token_id]) for token_id in range(len(tiny_tokenizer))]
+    assert max(map(len, texts)) == service.prompter.max_token_chars
+
+
+async def test_text_is_never_worked_on_in_the_event_loop(service):
+    extras = {"bad_words": ["a"], "max_tokens": 1}
+    await post(service, "completions", {"prompt": "a", **extras})
+    await post(service, "tokenize", {"prompt": "a"})
+    with pytest.raises(InvalidRequestError):  # the formatted text does not fit
+        await post(service, "chat", {"messages": MESSAGES, **extras})
+    await generate(service, pb.GenerateRequest(text="a", bad_words=["a"]))
+    assert len(service.prompter.threads) >= 8
+    assert threading.current_thread() not in service.prompter.threads
+
+
+async def test_too_many_prompts_are_refused_before_the_first_is_tokenised(service):
+    with pytest.raises(InvalidRequestError) as error:
+        await post(service, "completions", {"prompt": ["a"] * 100, "n": 2})
+    assert error.value.field == "n"
+    assert service.prompter.threads == []
+
+
+@pytest.mark.parametrize("words", [["a"] * 1001, ["x" * 100_000]], ids=["many", "long"])
+def test_bad_words_are_bounded(service, words):
+    with pytest.raises(InvalidRequestError) as error:
+        service.prompter.bad_words(words)
+    assert error.value.field == "bad_words"
+
+
+BAD_IDS = ["x" * 129, "two\nlines", "tab\t", "ü", "\x7f"]
+
+
+@pytest.mark.parametrize("given", BAD_IDS, ids=ascii)
+async def test_request_ids_are_short_printable_ascii(service, given):
+    for body, headers in (({"request_id": given}, {}), ({}, {"x-request-id": given})):
+        with pytest.raises(InvalidRequestError) as error:
+            await post(service, "completions", {"prompt": "a", **body}, **headers)
+        assert error.value.field == "request_id"
+    code, in_band = await generate(service, pb.GenerateRequest(text="a", request_id=given))
+    assert (code, in_band.field) == (grpc.StatusCode.INVALID_ARGUMENT, "request_id")
+
+
+async def test_a_request_id_of_128_characters_is_kept(service):
+    await post(service, "completions", {"prompt": "a", "request_id": "x" * 128})
+    assert service.target.requests[0].request_id == "cmpl-" + "x" * 128
+
+
+def completion(**fields) -> CompletionBody:
+    return parse(CompletionBody, json.dumps({"prompt": "a", **fields}).encode())
+
+
+@pytest.mark.parametrize(
+    "key", ["", " 5", "5 ", "+5", "-5", "1_0", "05", "٣", "5.0", "9" * 5000], ids=lambda k: k[:9]
+)
+def test_a_logit_bias_key_is_written_one_way_only(service, key):
+    with pytest.raises(InvalidRequestError) as error:
+        completion(logit_bias={key: 1}).sampling_params(service.prompter, 1, None, None)
+    assert error.value.field == "logit_bias"
+    assert len(error.value.message) < 200
+
+
+def test_ids_that_are_given_twice_count_once(service):
+    body = completion(
+        logit_bias={"0": 1, "10": 2}, stop_token_ids=[7, 3, 7], allowed_token_ids=[2, 1, 1]
+    )
+    params = body.sampling_params(service.prompter, 1, None, None)
+    assert params.stop_token_ids == (3, 7)
+    assert params.allowed_token_ids == (1, 2)
+    assert params.logit_bias == {0: 1, 10: 2}
+
+
+HUGE = "x" * 500_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": HUGE},
+        {"logit_bias": {HUGE: "much"}},
+        {"speculation": {HUGE: 1}},
+        {"speculation": {"mode": HUGE}},
+        {"speculation": {"drafter": HUGE}},
+        {"response_format": {"type": HUGE}},
+        {"temperature": HUGE},
+        {"request_id": HUGE},
+    ],
+    ids=lambda change: str(change)[:30],
+)
+async def test_errors_repeat_little_of_what_was_sent(service, change):
+    with pytest.raises(SpecdecError) as error:
+        await post(service, "completions", {"prompt": "a", **change})
+    assert len(error.value.message) < 400
+    assert len(error.value.field or "") < 120
