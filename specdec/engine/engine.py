@@ -108,6 +108,7 @@ class Engine:
         if live is not None:
             self.scheduler.finish(live.sequence)
             self.drafters.close(live.sequence)
+            self.controller.close(seq_id)
             self.counters.finished["abort"] += 1
 
     @property
@@ -390,6 +391,7 @@ class Engine:
             error=error,
         )
         self._finish(live, output)
+        self.controller.close(live.sequence.seq_id)
         return output
 
     def fail_all(self, error: SpecdecError) -> list[SequenceOutput]:
