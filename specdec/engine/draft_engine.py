@@ -7,6 +7,7 @@ owns nothing but its own KV cache: the text belongs to the targets, and it knows
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 
@@ -23,6 +24,8 @@ from specdec.sampling.draft_sampler import DraftItem, sample_draft
 from specdec.sampling.processors import SequenceRows, adjust_logits
 from specdec.speculation.messages import DraftInfo, Heartbeat, TargetMessage
 from specdec.step_plan import StepPlan
+
+logger = logging.getLogger(__name__)
 
 # A session that lacks at most so many tokens drafts: one, two after full acceptance, a few more
 # after steps that went without a draft. More than that is catch-up.
@@ -74,7 +77,8 @@ class DraftEngine:
     # -- targets -------------------------------------------------------------------------------
 
     def add_target(self, target: str, vocab_size: int) -> None:
-        """Take up a target; draft tokens for it stay below its `vocab_size`."""
+        """Take up a target; draft tokens for it stay below its `vocab_size`, which is positive or
+        ValueError is raised."""
         self.sessions.add_target(target, vocab_size)
 
     def submit(self, target: str, messages: Iterable[TargetMessage]) -> None:
@@ -207,13 +211,47 @@ class DraftEngine:
                 self.sessions.answer(session)
 
     def _sample(self, logits: torch.Tensor, sessions: list[Session]) -> None:
-        """Append one draft token to each session; `logits` [len(sessions), vocab]."""
+        """Append one draft token to each session; `logits` [len(sessions), vocab].
+
+        What a request asks for decides what happens here, so an error is that session's and not
+        the model's: each is tried alone, and who fails alone is refused for good.
+        """
+        for rows, width in self._rows_by_width(sessions, logits.shape[1]):
+            group = [sessions[row] for row in rows]
+            known = logits[:, :width] if len(rows) == len(sessions) else logits[rows, :width]
+            try:
+                self._append_drafts(known, group)
+            except Exception:
+                for row, session in enumerate(group):
+                    self._sample_alone(known[row : row + 1], session)
+
+    def _sample_alone(self, logits: torch.Tensor, session: Session) -> None:
+        try:
+            self._append_drafts(logits, [session])
+        except Exception:
+            logger.exception(
+                "sampling failed, session %s of target %s", session.key[1], session.target
+            )
+            self.sessions.refuse(session, "unsupported")
+
+    def _append_drafts(self, logits: torch.Tensor, sessions: list[Session]) -> None:
+        """All of the sessions or, where it raises, none."""
         adjusted = adjust_logits(logits, [_rows(session) for session in sessions])
-        limits = [self.sessions.target_vocab_size(session.target) for session in sessions]
-        items = [self._draft_item(session) for session in sessions]
-        drafted = sample_draft(_below(adjusted, limits), items)
+        drafted = sample_draft(adjusted, [self._draft_item(session) for session in sessions])
         for session, (token_id, law) in zip(sessions, drafted, strict=True):
             session.append_draft(token_id, law)
+
+    def _rows_by_width(self, sessions: list[Session], width: int) -> list[tuple[list[int], int]]:
+        """Rows whose targets know equally many of the `width` ids, with that number.
+
+        Ids that a target lacks are cut off before masks: a mask spares a row that it would empty,
+        which it sees only where it has no padding left to spare.
+        """
+        rows: dict[int, list[int]] = {}
+        for row, session in enumerate(sessions):
+            known = min(width, self.sessions.target_vocab_size(session.target))
+            rows.setdefault(known, []).append(row)
+        return [(group, known) for known, group in rows.items()]
 
     def _draft_item(self, session: Session) -> DraftItem:
         assert session.ask is not None
@@ -257,12 +295,3 @@ def _rows(session: Session) -> SequenceRows:
         output_token_ids=session.token_ids[len(prompt) :] + session.tail,
         stop_token_ids=session.stop_token_ids,
     )
-
-
-def _below(logits: torch.Tensor, limits: list[int]) -> torch.Tensor:
-    """Exclude ids from `limits[row]` on, which the row's target does not know; never in place."""
-    if min(limits) >= logits.shape[1]:
-        return logits
-    limit = torch.tensor(limits, device=logits.device)[:, None]
-    columns = torch.arange(logits.shape[1], device=logits.device)
-    return logits.masked_fill(columns >= limit, -torch.inf)

@@ -53,7 +53,10 @@ class SessionStore:
     # -- targets and sessions ------------------------------------------------------------------
 
     def add_target(self, target: str, vocab_size: int) -> None:
-        """Take up a target; draft tokens for it stay below its `vocab_size`."""
+        """Take up a target; draft tokens for it stay below its `vocab_size`, which is positive or
+        ValueError is raised."""
+        if vocab_size <= 0:
+            raise ValueError(f"target {target}: a vocabulary of {vocab_size} tokens")
         self._target_vocab_sizes[target] = vocab_size
 
     def drop_target(self, target: str) -> None:
@@ -168,6 +171,12 @@ class SessionStore:
         if proposal.reason != "overloaded":  # that one says nothing about the context
             session.is_ready = not proposal.reason
         self.send(session.target, proposal)
+
+    def refuse(self, session: Session, reason: str) -> None:
+        """Settle the session's ask without tokens and never draft for it again."""
+        session.drop_tail()
+        self.answer(session, reason)
+        self._decline(session, reason)
 
     def put_aside(self, session: Session) -> None:
         """Free a session's memory; it is rebuilt when asked again."""

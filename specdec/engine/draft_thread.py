@@ -21,6 +21,7 @@ from specdec.engine.draft_warmup import warm_up_draft
 from specdec.errors import UnavailableError
 from specdec.model.executor import Executor
 from specdec.speculation.draft_backend import Deliver
+from specdec.speculation.handshake import hello_fault
 from specdec.speculation.messages import DraftInfo, DraftMessage, Heartbeat, Hello, TargetMessage
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,9 @@ class DraftThread:
         return self._vocabulary
 
     def attach(self, target: str, hello: Hello, deliver: Deliver) -> None:
+        fault = hello_fault(hello)
+        if fault is not None:  # raised here, since on the engine's thread nobody would hear it
+            raise ValueError(f"target {target}: {fault}")
         with self._deliver_lock:
             self._deliver[target] = deliver
         self._post(lambda: self._engine.add_target(target, hello.vocab_size))

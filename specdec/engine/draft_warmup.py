@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from specdec.engine.draft_engine import DraftEngine
+from specdec.engine.draft_store import Outbox
 from specdec.engine.warmup import warm_up_executor
 from specdec.params import SamplingParams
 from specdec.sequence import Verification
-from specdec.speculation.messages import Commit, Open
+from specdec.speculation.messages import Commit, Open, Proposal
 
 TARGET = "warm-up"
 MAX_STEPS = 100
@@ -24,8 +25,15 @@ def warm_up_draft(engine: DraftEngine) -> None:
     for _ in range(MAX_STEPS):
         if not engine.has_work:
             break
-        engine.step()
+        _check(engine.step())
     engine.drop_target(TARGET)
+
+
+def _check(sent: Outbox) -> None:
+    """Plain parameters are refused only where sampling itself is broken: nobody could be served."""
+    for _, message in sent:
+        if isinstance(message, Proposal) and message.reason == "unsupported":
+            raise RuntimeError("draft: sampling failed at warm-up")
 
 
 def _prompt_length(engine: DraftEngine) -> int:

@@ -17,6 +17,7 @@ from specdec.rpc import convert
 from specdec.rpc.draft_connection import DraftConnection, OpenAssembly
 from specdec.rpc.transport import CHANNEL_OPTIONS, until_one_ends
 from specdec.speculation.draft_backend import DraftBackend
+from specdec.speculation.handshake import hello_fault
 from specdec.v1 import verify_pb2, verify_pb2_grpc
 
 DIAL_TIMEOUT_S = 5.0
@@ -48,6 +49,9 @@ async def draft_for(backend: DraftBackend, address: str) -> None:
 
 async def _draft(backend: DraftBackend, call: Any, first: verify_pb2.VerifyResponse) -> None:
     hello = convert.hello_from_wire(first.hello)
+    fault = hello_fault(hello)
+    if fault is not None:
+        raise UnavailableError(f"target {hello.target_id}: {fault}")
     connection = DraftConnection(hello, asyncio.get_running_loop())
     backend.attach(connection.target, hello, connection.deliver)
     try:

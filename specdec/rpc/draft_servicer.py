@@ -19,6 +19,7 @@ from specdec.rpc import convert
 from specdec.rpc.draft_connection import DraftConnection, OpenAssembly
 from specdec.rpc.transport import next_within, until_one_ends
 from specdec.speculation.draft_backend import DraftBackend
+from specdec.speculation.handshake import hello_fault
 from specdec.speculation.messages import PROTOCOL_VERSION, Heartbeat, Hello, TargetMessage
 from specdec.v1 import draft_pb2, draft_pb2_grpc
 
@@ -114,6 +115,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"protocol version {hello.protocol_version}; this draft speaks {PROTOCOL_VERSION}",
             )
+        fault = hello_fault(hello)
+        if fault is not None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
         if self.draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
         return hello

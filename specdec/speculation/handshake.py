@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.speculation.messages import PROTOCOL_VERSION, DraftInfo
+from specdec.speculation.messages import PROTOCOL_VERSION, DraftInfo, Hello
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,13 @@ def protocol_fault(info: DraftInfo) -> str | None:
     """Why this draft cannot be spoken to at all, or None."""
     if info.protocol_version != PROTOCOL_VERSION:
         return f"protocol version {info.protocol_version} differs from {PROTOCOL_VERSION}"
+    return None
+
+
+def hello_fault(hello: Hello) -> str | None:
+    """Why nothing can be drafted for a target that says this of itself, or None."""
+    if hello.vocab_size <= 0:
+        return f"vocab_size {hello.vocab_size} leaves no token to draft"
     return None
 
 

@@ -136,7 +136,7 @@ DECLINE_REASONS = (
     "context_full",  # the draft's context is shorter than the text; for good
     "overloaded",  # would miss the deadline
     "draining",  # the replica is going away
-    "unsupported",  # a token or parameter that this draft's vocabulary has no place for; for good
+    "unsupported",  # a token or parameter that this draft has no place for; for good
     "failed",  # the draft's model raised an error; the session is rebuilt when asked again
 )
 

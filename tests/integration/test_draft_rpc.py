@@ -386,8 +386,10 @@ def test_shutdown_frees_the_draft(serve, connect) -> None:
 # The server alone, spoken to by hand
 
 
-def hello(connection: int = 1, incarnation: int = 1, version: int = 1) -> draft_pb2.Hello:
-    return convert.hello_to_wire(Hello("t", incarnation, connection, version, "m", VOCAB))
+def hello(
+    connection: int = 1, incarnation: int = 1, version: int = 1, vocab_size: int = VOCAB
+) -> draft_pb2.Hello:
+    return convert.hello_to_wire(Hello("t", incarnation, connection, version, "m", vocab_size))
 
 
 async def test_a_newer_connection_replaces_an_older_one(serve) -> None:
@@ -416,6 +418,10 @@ async def test_a_newer_connection_replaces_an_older_one(serve) -> None:
         (
             draft_pb2.SpeculateRequest(hello=hello(version=2)),
             grpc.StatusCode.FAILED_PRECONDITION,
+        ),
+        (
+            draft_pb2.SpeculateRequest(hello=hello(vocab_size=0)),
+            grpc.StatusCode.INVALID_ARGUMENT,
         ),
     ],
 )

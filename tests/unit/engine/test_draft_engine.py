@@ -6,6 +6,7 @@ target's own continuation; a wrong or stale key anywhere would change it.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -184,6 +185,37 @@ def test_draft_tokens_stay_in_the_target_vocabulary():
         assert len(answer.token_ids) == 8
         assert max(answer.token_ids) < 10
         assert all(int(law.ids[-1]) < 10 for law in answer.laws)
+
+
+@pytest.mark.parametrize("params", [GREEDY, COUPLED, BLOCK], ids=["greedy", "coupled", "block"])
+def test_a_mask_of_the_whole_target_vocabulary_is_lifted_despite_the_drafts_padding(params):
+    """As at a target of ten tokens, which finds nothing left and ignores the mask."""
+    engine = make_engine()
+    engine.add_target("small", 10)
+    everything = dataclasses.replace(params, stop_token_ids=tuple(range(10)), min_tokens=50)
+    masked = Peer(engine, PROMPT[:8], everything, target="small", session_id=1)
+    plain = Peer(engine, PROMPT[:8], params, target="small", session_id=2)
+    wide = ready(engine, session_id=3)
+    wide.commit(wide.future(1), 4)
+    plain.commit([5], 4)
+    masked.commit([5], 4)
+    sent = run_idle(engine)
+    answers = [peer.mine(sent)[-1] for peer in (masked, plain, wide)]
+    # Every token is a stop token here: where no law is sent, drafting ends behind the first.
+    num_tokens = 4 if params is BLOCK else 1
+    assert answers[0].token_ids == answers[1].token_ids[:num_tokens]
+    assert max(answers[1].token_ids) < 10
+    assert len(answers[1].token_ids) == 4
+    assert answers[2].token_ids == wide.future(4)
+
+
+@pytest.mark.parametrize("vocab_size", [0, -1])
+def test_a_target_without_a_vocabulary_is_refused(vocab_size):
+    engine = make_engine()
+    with pytest.raises(ValueError, match="vocabulary"):
+        engine.add_target("none", vocab_size)
+    Peer(engine, PROMPT, COUPLED, target="none")
+    assert not engine.has_work
 
 
 # -- batching --------------------------------------------------------------------------------------

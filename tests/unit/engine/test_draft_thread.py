@@ -3,13 +3,14 @@ and endings that leave nothing hanging."""
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
 
 import pytest
 
-from specdec.engine import draft_thread
+from specdec.engine import draft_engine, draft_thread
 from specdec.engine.draft_thread import BusyMeter, DraftThread
 from specdec.errors import UnavailableError
 from specdec.sequence import Verification
@@ -20,11 +21,13 @@ from tests.unit.engine.draft_harness import (
     Clock,
     PoolExecutor,
     make_engine,
+    run_idle,
     target_token,
 )
 
 PROMPT = [5, 6, 7, 8]
 TIMEOUT_S = 20.0
+POISON = 666
 
 
 def hello(name):
@@ -129,6 +132,67 @@ def test_a_failed_pass_declines_and_the_thread_goes_on(thread):
     thread.submit("a", [commit(2, 3, [4], 1)])
     while not any(m.token_ids == future([*PROMPT, 3, 4], 3) for m in a.next()):
         pass
+
+
+def test_an_error_while_sampling_is_the_sessions_and_not_the_models(thread, monkeypatch):
+    real = draft_engine.sample_draft
+
+    def sample_draft(logits, items):
+        if any(item.seed == POISON for item in items):
+            raise IndexError("no")
+        return real(logits, items)
+
+    monkeypatch.setattr(draft_engine, "sample_draft", sample_draft)
+    a = Target(thread, "a")
+    thread.submit("a", [opened(1)])
+    told = [message for message in a.next() if message.session_id == 1]
+    for session_id in range(2, 3 + draft_thread.MAX_CONSECUTIVE_FAILURES):
+        poisoned = dataclasses.replace(opened(session_id), seed=POISON)
+        thread.submit("a", [poisoned, commit(session_id=session_id)])
+        while not told or (told[-1].session_id, told[-1].round) != (session_id, 1):
+            told += a.next()
+        assert told[-1].reason == "unsupported"
+    thread.check_health()
+    thread.submit("a", [commit(session_id=1), commit(2, base_len=1, session_id=2)])
+    answers = {}
+    while set(answers) != {1, 2}:
+        answers.update({m.session_id: m for m in a.next()})
+    assert answers[1].token_ids == future([*PROMPT, 3], 3)
+    assert answers[2].reason == "unsupported"
+    assert answers[2].round == 2  # and not drafted for again
+    assert thread._num_failures == 0
+
+
+def test_a_pass_with_one_poisoned_session_serves_the_others(monkeypatch):
+    real = draft_engine.sample_draft
+
+    def sample_draft(logits, items):
+        if any(item.seed == POISON for item in items):
+            raise IndexError("no")
+        return real(logits, items)
+
+    monkeypatch.setattr(draft_engine, "sample_draft", sample_draft)
+    engine = make_engine()
+    poisoned = dataclasses.replace(opened(2), seed=POISON)
+    engine.submit("a", [opened(1), poisoned, commit(session_id=1), commit(session_id=2)])
+    answers = {message.session_id: message for _, message in run_idle(engine)}
+    assert answers[1].token_ids == future([*PROMPT, 3], 3)
+    assert answers[2].reason == "unsupported"
+
+
+def test_a_target_without_a_vocabulary_is_refused_before_it_reaches_the_thread(thread):
+    with pytest.raises(ValueError, match="vocab_size 0"):
+        thread.attach("none", Hello("none", 1, 1, 1, "tiny", 0), lambda messages: None)
+    thread.check_health()
+
+
+def test_warm_up_fails_where_sampling_does(thread, monkeypatch):
+    def sample_draft(logits, items):
+        raise IndexError("no")
+
+    monkeypatch.setattr(draft_engine, "sample_draft", sample_draft)
+    with pytest.raises(RuntimeError, match="sampling"):
+        thread.warm_up(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), UnavailableError("rank 2 is lost")])
