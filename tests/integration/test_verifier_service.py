@@ -125,7 +125,9 @@ def test_our_own_draft_comes_first(target) -> None:
     second.until_available()
     assert [m.session_id for m in own.received if isinstance(m, Open)] == [2]
     thread.run(server.stop(0.1), 5.0)
-    second.until_available()  # moved to the drafter outside, which is all that is left
+    # Moved to the drafter outside, which is all that is left.
+    wait_until(lambda: any(isinstance(m, Open) and m.session_id == 2 for m in outside.received))
+    second.until_available()
     assert second.steps(3, wait_s=2.0) == 12
     thread.stop()
 
