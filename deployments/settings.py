@@ -34,7 +34,6 @@ class GatewaySettings(_Settings):
     max_prompts: Annotated[int, Field(gt=0)] = 128
     allow_client_chat_template: bool = False
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    retry_after_s: Annotated[float, Field(gt=0)] = 1.0
     health_timeout_s: Annotated[float, Field(gt=0)] = 10.0
 
 

@@ -55,26 +55,19 @@ class TokenLogprobs:
 
 
 @dataclass(slots=True)
-class SpeculationStats:
-    """Counters of one request, in vLLM's terms. A draft is a step that verified >= 1 draft token.
+class DraftCounts:
+    """Draft tokens and what became of them, in vLLM's terms. A draft is a decode step that verified
+    at least one draft token. `num_emitted_accepted_tokens` excludes accepted draft tokens that a
+    stop then cut off."""
 
-    `emitted_accepted` excludes accepted draft tokens that a stop then cut off.
-    """
-
-    num_steps: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_emitted_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
-    per_step_drafted: list[int] = field(default_factory=list)
-    per_step_accepted: list[int] = field(default_factory=list)
 
-    def record(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        """Count one decode step; `num_emitted` of the accepted tokens reached the output."""
-        self.num_steps += 1
-        if num_drafted == 0:
-            return
+    def count_draft(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        """Count one draft; `num_emitted` of the accepted tokens reached the output."""
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
@@ -83,6 +76,22 @@ class SpeculationStats:
         self.accepted_per_position.extend([0] * max(0, missing))
         for position in range(num_accepted):
             self.accepted_per_position[position] += 1
+
+
+@dataclass(slots=True)
+class SpeculationStats(DraftCounts):
+    """Counters of one request: its drafts, and each of them apart."""
+
+    num_steps: int = 0
+    per_step_drafted: list[int] = field(default_factory=list)
+    per_step_accepted: list[int] = field(default_factory=list)
+
+    def record(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        """Count one decode step; `num_emitted` of the accepted tokens reached the output."""
+        self.num_steps += 1
+        if num_drafted == 0:
+            return
+        self.count_draft(num_drafted, num_accepted, num_emitted)
         self.per_step_drafted.append(num_drafted)
         self.per_step_accepted.append(num_accepted)
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from specdec.sequence import DraftCounts
+
 
 @dataclass(slots=True)
-class EngineCounters:
-    """Totals since start. A draft is one sequence's verify pass over >= 1 draft token."""
+class EngineCounters(DraftCounts):
+    """Totals of all requests since start."""
 
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_emitted_accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
     finished: Counter[str] = field(default_factory=Counter)
     disabled: Counter[str] = field(default_factory=Counter)
     steps_by_k: Counter[int] = field(default_factory=Counter)
@@ -25,16 +22,8 @@ class EngineCounters:
     def record_verify(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
         """Count one sequence's decode step."""
         self.steps_by_k[num_drafted] += 1
-        if num_drafted == 0:
-            return
-        self.num_drafts += 1
-        self.num_draft_tokens += num_drafted
-        self.num_accepted_tokens += num_accepted
-        self.num_emitted_accepted_tokens += num_emitted
-        missing = num_drafted - len(self.accepted_per_position)
-        self.accepted_per_position.extend([0] * max(0, missing))
-        for position in range(num_accepted):
-            self.accepted_per_position[position] += 1
+        if num_drafted > 0:
+            self.count_draft(num_drafted, num_accepted, num_emitted)
 
 
 @dataclass(slots=True)
