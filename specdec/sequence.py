@@ -162,12 +162,49 @@ class Sequence:
         return min(by_request, self.max_model_len - self.num_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why one sequence got its k in one step.
+
+    step, time_s: the step's number at this controller, from 1, and when it was planned, in seconds
+        on the engine's clock.
+    phase: what the controller was about: idle, calibrating, baseline, on, off or guard_off.
+    drafter: who was to propose; None: nobody could.
+    num_draft_tokens, num_accepted_tokens: what came of it; None while the step runs.
+    survival: estimated chance that draft tokens 1..j are all accepted, for j = 1..k + 1 as far as
+        they were free to choose; empty where nothing was estimated.
+    shadow_price: the survival that a draft position must exceed to be worth its place in the
+        target's step: goodput * dT/dn (design section 5).
+    depth_price: tokens that one more step of the drafter must earn over the whole batch: goodput *
+        its seconds. 0 where the batch drafts deeper anyway.
+    predicted_speedup: expected tokens per second of the batch over those without speculation; in
+        phase off, of the best plan that was not taken.
+    guard_ratio: measured speed over that without speculation in the guard's last window.
+    reason: one plain sentence.
+    """
+
+    step: int
+    time_s: float
+    phase: str
+    drafter: str | None
+    k: int
+    num_draft_tokens: int | None
+    num_accepted_tokens: int | None
+    survival: tuple[float, ...]
+    shadow_price: float
+    depth_price: float
+    predicted_speedup: float
+    guard_ratio: float
+    reason: str
+
+
 @dataclass(slots=True)
 class RequestMetrics:
     """What a finished request tells about itself; times in seconds on the engine's clock.
 
     `clipped_k`: the K that a `fixed` request got where the operator's limit cut it, else None.
     `disabled_reason`: why the preferred drafter proposed nothing at the end, else None.
+    `explanations`: one per decode step, oldest first and bounded, where the request asked for them.
     """
 
     mode: str
@@ -184,6 +221,7 @@ class RequestMetrics:
     queue_s: float
     time_to_first_token_s: float
     generation_s: float
+    explanations: list[Explanation] | None = None
 
 
 @dataclass(slots=True)

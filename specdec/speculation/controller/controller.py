@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.config import SpeculationConfig
+from specdec.sequence import Explanation
 from specdec.speculation.controller.acceptance import AcceptanceModel
 from specdec.speculation.controller.choice import DrafterChooser, best_goodput
 from specdec.speculation.controller.cost import TRUSTED, CostModel, ProfilePoint
+from specdec.speculation.controller.decision_log import DecisionLog, Grounds
 from specdec.speculation.controller.guard import Guard
 from specdec.speculation.controller.interface import BatchState, SequenceResult, StepResult
 from specdec.speculation.controller.policy import Candidates, Decision, StepCosts, decide
@@ -63,6 +65,8 @@ class GoodputController:
         self._steps_since_baseline = 0
         self._speculating = False
         self._decision: Decision | None = None
+        self._log = DecisionLog()
+        self._grounds: Grounds | None = None
         self._phase = "calibrating"
         self._any_fixed = False
         self._batch_size, self._num_kv_tokens = 1, 0
@@ -90,8 +94,10 @@ class GoodputController:
         step = PlannedStep(state, self._max_k)
         self._batch_size, self._num_kv_tokens = max(step.num_decodes, 1), state.num_kv_tokens
         self._any_fixed = any(s.fixed_k is not None for s in state.sequences)
+        self._grounds = None
         ks = self._choose(step, state.now_s)
         self._set_wait(step, ks)
+        self._log.append(step, ks, self._phase, state.now_s, self._guard.ratio, self._grounds)
         return list(map(int, ks.tolist()))
 
     def _choose(self, step: PlannedStep, now_s: float) -> Ints:
@@ -137,6 +143,7 @@ class GoodputController:
         costs = self._costs(step)
         decision = decide(candidates, step.fixed_ks, costs, required, last_depth)
         self._decision = decision
+        self._grounds = Grounds(candidates.survival, costs.propose, decision)
         self._speculating = bool(decision.ks.sum() > step.fixed_ks.sum())
         self._phase = "on" if self._speculating else "off"
         return self._probe(step, decision.ks, costs)
@@ -210,6 +217,7 @@ class GoodputController:
     def observe(self, result: StepResult) -> None:
         """Learn from an executed step."""
         self._num_steps += 1
+        self._log.observe(result.sequences)
         asked = asked_of(result.sequences)
         run_s = result.step_s - result.propose_s
         if result.num_tokens > 0:
@@ -278,6 +286,10 @@ class GoodputController:
         batch = len(result.sequences)
         per_token_s = float(self._cost.run_s(batch, result.num_kv_tokens)) / batch
         self._guard.observe(committed * per_token_s, result.step_s, result.now_s)
+
+    def explain(self, seq_id: int, since_step: int = 0) -> tuple[Explanation, ...]:
+        """Why a sequence got its k, step by step, as far as the log reaches."""
+        return self._log.explanations(seq_id, since_step)
 
     def snapshot(self) -> dict[str, float | str]:
         """State for metrics and for people who ask why K is what it is."""

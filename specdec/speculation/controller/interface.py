@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from specdec.sequence import Explanation
+
 
 @dataclass(slots=True)
 class SequenceState:
@@ -86,6 +88,12 @@ class Controller(Protocol):
 
     def wait_s(self) -> float:
         """How long the step just planned may wait for proposals, in seconds; always finite."""
+        ...
+
+    def explain(self, seq_id: int, since_step: int = 0) -> tuple[Explanation, ...]:
+        """Why a sequence got its k in the steps planned from `since_step` on (steps count from 1),
+        oldest first, as far as is remembered; ended and unknown sequences are no error. May be
+        called from any thread."""
         ...
 
     def snapshot(self) -> dict[str, float | str]:

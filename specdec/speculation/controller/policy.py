@@ -68,6 +68,8 @@ class Decision:
     """ks: [sequences]; depth: the largest k that was free to choose.
 
     goodput, baseline: expected committed tokens per second, as decided and with k = 0.
+    offered_gain: goodput over `baseline` of the best plan, `required_return` aside; where nothing
+        is better than drafting nothing, of one draft token deep.
     shadow_price: lambda = goodput * dT/dn, the survival that a draft position must exceed to be
     worth its token in the target's step (literature 7.2).
     """
@@ -78,6 +80,7 @@ class Decision:
     goodput: float
     baseline: float
     shadow_price: float
+    offered_gain: float
 
     @property
     def gain(self) -> float:
@@ -107,11 +110,11 @@ def decide(
     kept = ranking.reaching(last_depth)
     if kept and kept.goodput >= KEEP_DEPTH * best.goodput:
         best = kept
-    base = ranking.nothing
+    base, offer = ranking.nothing, best if best.budget else ranking.one_deep()
     extra_s = best.seconds - base.seconds
     if best.tokens - base.tokens < required_return * base.goodput * extra_s:
         best = base
-    return ranking.decision(best)
+    return ranking.decision(best, offer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,10 @@ class _Ranking:
         reached = np.flatnonzero(self._depth[self._depth <= depth] == depth)
         return self.best(depth, int(reached[0]) + 1) if len(reached) else None
 
+    def one_deep(self) -> _Plan:
+        """The best plan of one draft token for a sequence that drafts; nothing where none may."""
+        return self.best(1, 1) if len(self._depth) else self.nothing
+
     def best(self, depth: int, min_budget: int = 0) -> _Plan:
         """The best budget with every k at most `depth`."""
         allowed = self._depth <= depth
@@ -177,7 +184,7 @@ class _Ranking:
                 total += cost.per_token_s * np.concatenate(([fixed.sum()], mine)).cumsum()
         return total
 
-    def decision(self, plan: _Plan) -> Decision:
+    def decision(self, plan: _Plan, offer: _Plan) -> Decision:
         rows = self._row[self._depth <= plan.depth][: plan.budget]
         ks = np.bincount(rows, minlength=len(self._fixed_ks))
         return Decision(
@@ -187,6 +194,7 @@ class _Ranking:
             goodput=plan.goodput,
             baseline=self.nothing.goodput,
             shadow_price=plan.goodput * self._slope(plan.budget),
+            offered_gain=offer.goodput / self.nothing.goodput,
         )
 
     def _slope(self, budget: int) -> float:

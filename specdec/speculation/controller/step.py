@@ -29,6 +29,7 @@ class PlannedStep:
         self.max_k: Ints = np.array(
             [limit if s.fixed_k is None else 0 for s, limit in pairs], dtype=np.int64
         )
+        self.is_fixed = np.array([s.fixed_k is not None for s in sequences], dtype=bool)
         self.fixed_ks: Ints = np.array(
             [0 if s.fixed_k is None else min(s.fixed_k, limit) for s, limit in pairs],
             dtype=np.int64,
