@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from specdec import __version__
-from specdec.cli import audit, doctor, generate, models, serve
+from specdec.cli import audit, doctor, generate, models, serve, theory
 from specdec.cli.console import CommandGroup
 
 app = typer.Typer(
@@ -48,3 +48,4 @@ app.command(epilog=generate.EXAMPLES)(generate.generate)
 app.add_typer(models.app, name="models")
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command(epilog=audit.EXAMPLES)(audit.audit)
+app.command(epilog=theory.EXAMPLES)(theory.theory)
