@@ -23,6 +23,7 @@ from specdec.speculation.controller.guard import Guard
 from specdec.speculation.controller.interface import BatchState, SequenceResult, StepResult
 from specdec.speculation.controller.policy import Candidates, Decision, StepCosts, decide
 from specdec.speculation.controller.probe import ProbeOption, Prober
+from specdec.speculation.controller.profile import CostSeed
 from specdec.speculation.controller.step import PlannedStep, asked_of
 from specdec.speculation.controller.waiting import WaitPolicy
 
@@ -48,20 +49,20 @@ class GoodputController:
     """`Controller` by survival ranking against an online cost model (design section 5).
 
     It starts with two steps at k = 0 and two at a small k for each drafter, to know what they
-    cost; `profile` (measured at warm-up) saves the first two.
+    cost; `profile` saves the first two, and `seed` those of the drafters that it tells of.
     """
 
     def __init__(self, config: SpeculationConfig, profile: SequenceOf[ProfilePoint] = ()) -> None:
         self._max_k = config.max_num_speculative_tokens
         self._acceptance = AcceptanceModel(self._max_k)
-        self._cost = CostModel(self._max_k, profile)
+        self._cost = CostModel(self._max_k)
         self._chooser = DrafterChooser()
         self._guard = Guard()
         self._prober = Prober()
         self._wait = WaitPolicy(config.max_wait_ms / 1000)
         self._num_trials: dict[str, int] = defaultdict(int)
         self._delivered: dict[str, float] = defaultdict(lambda: 1.0)
-        self._num_baseline_steps = CALIBRATION_STEPS if profile else 0
+        self._num_baseline_steps = 0
         self._steps_since_baseline = 0
         self._speculating = False
         self._decision: Decision | None = None
@@ -72,6 +73,13 @@ class GoodputController:
         self._batch_size, self._num_kv_tokens = 1, 0
         self._committed = self._seconds = 0.0
         self._num_planned = self._num_steps = 0
+        self.seed(CostSeed(steps=tuple(profile)))
+
+    def seed(self, seed: CostSeed) -> None:
+        """Start from measured times: what they tell needs no calibration."""
+        self._cost.seed(seed)
+        if seed.steps:
+            self._num_baseline_steps = max(self._num_baseline_steps, CALIBRATION_STEPS)
 
     def choose_drafter(self, seq_id: int, drafters: tuple[str, ...], max_k: int) -> str:
         """The drafter that promises most at its own best K, were all of the batch to do alike."""

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specdec.speculation.controller.acceptance import prior_of
 from specdec.speculation.controller.policy import ProposeCost
+from specdec.speculation.controller.profile import CostSeed, ProfilePoint
 
 Floats = NDArray[np.float64]
 
@@ -188,15 +189,6 @@ def _bucket(x: float) -> int:
     return EXACT_BUCKETS + round(BUCKETS_PER_OCTAVE * math.log2(x / EXACT_BUCKETS))
 
 
-@dataclass(frozen=True, slots=True)
-class ProfilePoint:
-    """A measured step of the target, from the warm-up at start."""
-
-    num_tokens: int
-    num_kv_tokens: int
-    seconds: float
-
-
 class CostModel:
     """Seconds of a step = the target's over (tokens, KV tokens) + each drafter's over its depth."""
 
@@ -205,8 +197,16 @@ class CostModel:
         self._propose_costs: dict[str, ProposeCost] = {}
         self.run = LatencyCurve(RELATIVE_TOKEN_S, starts_at_zero=False)
         self._drafters: dict[str, LatencyCurve] = {}
-        for point in profile:
-            self.run.observe(point.num_tokens, point.num_kv_tokens, point.seconds)
+        self.seed(CostSeed(steps=tuple(profile)))
+
+    def seed(self, seed: CostSeed) -> None:
+        """Start from times that were measured before."""
+        for step in seed.steps:
+            self.run.observe(step.num_tokens, step.num_kv_tokens, step.seconds)
+        for drafter, rounds in seed.drafts.items():
+            for point in rounds:
+                amount = (point.depth, point.num_sequences * point.depth)
+                self.observe_propose({drafter: amount}, point.seconds)
 
     def run_s(self, num_tokens: ArrayLike, num_kv_tokens: float) -> Floats:
         return self.run.predict(num_tokens, num_kv_tokens)

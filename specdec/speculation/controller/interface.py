@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from specdec.sequence import Explanation
+from specdec.speculation.controller.profile import CostSeed
 
 
 @dataclass(slots=True)
@@ -98,4 +99,13 @@ class Controller(Protocol):
 
     def snapshot(self) -> dict[str, float | str]:
         """State for metrics: shadow price, goodput, guard state and so on."""
+        ...
+
+
+@runtime_checkable
+class Seeded(Protocol):
+    """A controller that reckons with times, and can start from measured ones."""
+
+    def seed(self, seed: CostSeed) -> None:
+        """Take them up, before the first step."""
         ...
