@@ -40,6 +40,15 @@ def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
+def owner_of(partition: str) -> str | None:
+    """The tenant of a partition; None for those that are no tenant's, as the health check's."""
+    try:
+        tenant, _ = json.loads(partition)
+    except ValueError:
+        return None
+    return str(tenant)
+
+
 def partition_of(tenant: str, cache_salt: str | None) -> str:
     """One unambiguous string per (tenant, cache_salt)."""
     return json.dumps([tenant, cache_salt or ""])

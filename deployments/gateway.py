@@ -134,3 +134,8 @@ class Gateway:
         self, request: pb.DetokenizeRequest, grpc_context: RayServegRPCContext
     ) -> pb.DetokenizeResponse:
         return await self._grpc.detokenize(request, grpc_context)
+
+    async def Explain(
+        self, request: pb.ExplainRequest, grpc_context: RayServegRPCContext
+    ) -> pb.ExplainResponse:
+        return await self._grpc.explain(request, grpc_context)

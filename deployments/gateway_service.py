@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.auth import partition_of, tenant_of
+from deployments.explanations import ReplicaExplanations, check_found
 from deployments.prompts import Prompt, Prompter
 from deployments.settings import AppSettings
 from deployments.target import TargetDescription
@@ -168,6 +169,21 @@ class GatewayService:
             )
             for i in range(total)
         ]
+
+    async def explain(
+        self, authorization: str | None, request_id: str
+    ) -> list[ReplicaExplanations]:
+        """Why a request of the caller's tenant got its K.
+
+        Raises RequestNotFoundError where nothing is known of it, or nothing any more.
+        """
+        tenant = tenant_of(authorization, self.settings.api_keys)
+        if not request_id:
+            raise InvalidRequestError("request_id: must not be empty", field="request_id")
+        self.check_request_id(request_id)
+        found = await self.target.explain(request_id, tenant)
+        check_found(request_id, found)
+        return found
 
     async def check_health(self) -> None:
         """Generate one token. Calls within a second share one proof. Raises SpecdecError."""

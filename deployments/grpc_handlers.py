@@ -15,6 +15,7 @@ from dataclasses import replace
 from google.protobuf.duration_pb2 import Duration
 from ray.serve.grpc_util import RayServegRPCContext
 
+from deployments.explanations import FINISH_REASONS, explain_message, explanation_message
 from deployments.gateway_service import GatewayService, new_request_id
 from deployments.grpc_errors import fail
 from specdec.engine.request import GenerateRequest
@@ -30,14 +31,6 @@ from specdec.v1 import inference_pb2 as pb
 from specdec.v1 import sampling_pb2
 
 logger = logging.getLogger(__name__)
-
-FINISH_REASONS = {
-    "stop": pb.FINISH_REASON_STOP,
-    "length": pb.FINISH_REASON_LENGTH,
-    "abort": pb.FINISH_REASON_ABORT,
-    "error": pb.FINISH_REASON_ERROR,
-}
-
 
 SPECULATION_MODES = {
     "auto": sampling_pb2.SPECULATION_MODE_AUTO,
@@ -137,6 +130,16 @@ class GrpcHandlers:
             fail(context, _as_ours(error))
             return pb.DetokenizeResponse()
 
+    async def explain(
+        self, wire: pb.ExplainRequest, context: RayServegRPCContext
+    ) -> pb.ExplainResponse:
+        try:
+            authorization = dict(context.invocation_metadata() or ()).get("authorization")
+            return explain_message(await self._service.explain(authorization, wire.request_id))
+        except Exception as error:
+            fail(context, _as_ours(error))
+            return pb.ExplainResponse()
+
     async def _request(
         self, wire: pb.GenerateRequest, context: RayServegRPCContext
     ) -> GenerateRequest:
@@ -231,6 +234,7 @@ def _add_metrics(message: pb.GenerateResponse, metrics: RequestMetrics) -> None:
             disabled_reason=metrics.disabled_reason or "",
             mode=SPECULATION_MODES[metrics.mode],
             clipped_k=metrics.clipped_k,
+            explanations=[explanation_message(each) for each in metrics.explanations or ()],
         )
     )
     total_s = metrics.time_to_first_token_s + metrics.generation_s

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deployments.explanations import explanation_json
 from deployments.prompts import Prompter
 from specdec.errors import (
     DeadlineError,
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    RequestNotFoundError,
     SpecdecError,
     UnauthenticatedError,
     UnavailableError,
@@ -27,6 +29,7 @@ STATUS: dict[type[SpecdecError], tuple[int, str]] = {
     InvalidRequestError: (400, "BadRequestError"),
     UnauthenticatedError: (401, "AuthenticationError"),
     ModelNotFoundError: (404, "NotFoundError"),
+    RequestNotFoundError: (404, "NotFoundError"),
     OverloadedError: (429, "RateLimitError"),
     UnavailableError: (503, "ServiceUnavailableError"),
     DeadlineError: (504, "TimeoutError"),
@@ -184,7 +187,7 @@ def speculative_decoding(metrics: RequestMetrics) -> dict[str, Any]:
     for num_accepted in stats.per_step_accepted:
         histogram[num_accepted] += 1
     drafts, drafted = stats.num_drafts, stats.num_draft_tokens
-    return {
+    result = {
         "mean_acceptance_length": 1 + stats.num_accepted_tokens / drafts if drafts else 1.0,
         "draft_acceptance_rate": stats.num_accepted_tokens / drafted if drafted else 0.0,
         "acceptance_histogram": histogram,
@@ -202,6 +205,9 @@ def speculative_decoding(metrics: RequestMetrics) -> dict[str, Any]:
         "disabled_reason": metrics.disabled_reason,
         "clipped_k": metrics.clipped_k,
     }
+    if metrics.explanations is not None:
+        result["explanations"] = [explanation_json(each) for each in metrics.explanations]
+    return result
 
 
 def error_body(error: SpecdecError) -> tuple[int, dict[str, Any]]:

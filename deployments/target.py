@@ -17,6 +17,8 @@ from typing import TypeVar
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.auth import owner_of
+from deployments.explanations import ReplicaExplanations
 from deployments.logs import join_serve_log
 from deployments.membership import Membership
 from deployments.ranks import build_rank_executor
@@ -139,6 +141,13 @@ class Target:
             link=_reading(self._remote.counters) if self._remote is not None else None,
             draft_loads=self._remote.loads() if self._remote is not None else {},
         )
+
+    async def explain(self, request_id: str, tenant: str) -> ReplicaExplanations:
+        """Why a request of this tenant got its K, as far as it ran here and is remembered. In a
+        thread of its own: it must neither wait for a step that hangs nor hold up the streams."""
+        found = await asyncio.to_thread(self._engine.engine.explain, request_id)
+        mine = [each for each in found if owner_of(each.partition) == tenant]
+        return ReplicaExplanations(self._replica_id, mine)
 
     def record_routing_stats(self) -> dict[str, float]:
         scheduler = self._engine.engine.scheduler

@@ -13,12 +13,14 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from deployments.explanations import ReplicaExplanations
 from deployments.target import TargetDescription
 from specdec.engine.request import GenerateRequest
 from specdec.errors import OverloadedError, SpecdecError, UnavailableError
 from specdec.sequence import SequenceOutput
 
 DESCRIBE_TIMEOUT_S = 10.0
+EXPLAIN_TIMEOUT_S = 10.0
 
 
 class TargetClient:
@@ -98,6 +100,22 @@ class TargetClient:
             )
             return [item for item in described if isinstance(item, TargetDescription)]
         return []
+
+    async def explain(self, request_id: str, tenant: str) -> list[ReplicaExplanations]:
+        """What each target replica knows of a tenant's request.
+
+        Raises UnavailableError where nobody knows it and not every replica answered in time.
+        """
+        try:
+            answers = await self._handle.broadcast("explain", request_id, tenant).results_async(
+                timeout_s=EXPLAIN_TIMEOUT_S, return_exceptions=True
+            )
+        except Exception as error:  # no replica, or Serve's controller is away
+            raise as_specdec_error(error) from None
+        known = [item for item in answers if isinstance(item, ReplicaExplanations)]
+        if len(known) < len(answers) and not any(item.sequences for item in known):
+            raise UnavailableError("not every target replica answered; try again")
+        return known
 
 
 def as_specdec_error(error: Exception) -> SpecdecError:

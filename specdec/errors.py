@@ -49,6 +49,13 @@ class ModelNotFoundError(SpecdecError):
     reason = "MODEL_NOT_FOUND"
 
 
+class RequestNotFoundError(SpecdecError):
+    """Nothing is known of the request that is asked about, or nothing any more. HTTP 404,
+    NOT_FOUND."""
+
+    reason = "REQUEST_NOT_FOUND"
+
+
 class UnauthenticatedError(SpecdecError):
     """No API key, or an unknown one. HTTP 401, UNAUTHENTICATED."""
 

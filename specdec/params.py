@@ -68,7 +68,8 @@ class SpeculationParams:
     """A client's wish about speculation for one request. `mode="auto"` leaves it to the controller.
 
     `k` is needed by, and only allowed with, `mode="fixed"`; `max_k` caps the controller.
-    `epsilon` and `delta` belong to typical acceptance.
+    `epsilon` and `delta` belong to typical acceptance. `explain` asks to be told which k was chosen
+    when and why.
     """
 
     mode: str = "auto"
@@ -78,6 +79,7 @@ class SpeculationParams:
     verification: str = "auto"
     epsilon: float | None = None
     delta: float | None = None
+    explain: bool = False
 
     @classmethod
     def from_mapping(cls, value: object) -> SpeculationParams:
@@ -124,6 +126,8 @@ class SpeculationParams:
                 )
         if self.drafter is not None and not isinstance(self.drafter, str):
             raise _fail("speculation.drafter", f"must be a string, got {shown(self.drafter)}")
+        if not isinstance(self.explain, bool):
+            raise _fail("speculation.explain", f"must be true or false, got {shown(self.explain)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

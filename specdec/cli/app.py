@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from specdec import __version__
-from specdec.cli import audit, doctor, generate, models, serve, theory
+from specdec.cli import audit, doctor, explain, generate, models, serve, theory
 from specdec.cli.console import CommandGroup
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ def root(
 
 app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=generate.EXAMPLES)(generate.generate)
+app.command(epilog=explain.EXAMPLES)(explain.explain)
 app.add_typer(models.app, name="models")
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command(epilog=audit.EXAMPLES)(audit.audit)

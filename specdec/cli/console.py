@@ -23,6 +23,7 @@ from specdec.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    RequestNotFoundError,
     SpecdecError,
     UnauthenticatedError,
     UnavailableError,
@@ -39,7 +40,13 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-USAGE_ERRORS = (ConfigError, InvalidRequestError, ModelNotFoundError, UnauthenticatedError)
+USAGE_ERRORS = (
+    ConfigError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    RequestNotFoundError,
+    UnauthenticatedError,
+)
 RETRYABLE_ERRORS = (UnavailableError, OverloadedError, DeadlineError)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec.cli.console import messages, output, print_json
+from specdec.cli.explanation_table import print_explanations
 from specdec.cli.generation import (
     Decode,
     Outcome,
@@ -29,6 +30,7 @@ from specdec.cli.options import (
     DraftQuantization,
     Dtype,
     DtypeOption,
+    Explain,
     FixedK,
     IgnoreEos,
     MaxK,
@@ -66,6 +68,8 @@ EXAMPLES = """Examples:
 
     specdec generate "Once upon a time" --address localhost:9000 --speculation fixed --k 4
 
+    specdec generate "Once upon a time" --draft smollm2 --draft-quantization int8 --explain
+
 Exit status: 0 done, 1 failed, 2 bad input, 3 server unavailable or too slow."""
 
 
@@ -101,6 +105,7 @@ def generate(
     k: FixedK = None,
     drafter: Drafter = None,
     verification: VerificationRule = "auto",
+    explain: Explain = False,
     address: Address = None,
     api_key: ApiKey = None,
     timeout_s: Timeout = 600.0,
@@ -123,7 +128,7 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
-        speculation=speculation_params(speculation, k, drafter, verification),
+        speculation=speculation_params(speculation, k, drafter, verification, explain),
     )
     view = View.JSON if as_json else View.SHOW if show else View.TEXT
     if address is not None:
@@ -141,6 +146,9 @@ def generate(
         )
         outcome = _in_process(config, drafting, text, chat, params, timeout_s, view)
     _finish(outcome, view)
+
+
+SPECULATION_NAMES = ("mode", "k", "drafter", "verification", "explain")
 
 
 class View(Enum):
@@ -204,7 +212,7 @@ def client_options(params: SamplingParams) -> dict[str, Any]:
     """Sampling parameters as the client's keywords. Each is sent, since the command line has
     defaults of its own."""
     wish = params.speculation
-    speculation = {name: getattr(wish, name) for name in ("mode", "k", "drafter", "verification")}
+    speculation = {name: getattr(wish, name) for name in SPECULATION_NAMES}
     return {
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
@@ -232,6 +240,8 @@ def _finish(outcome: Outcome, view: View) -> None:
         print_json(outcome.to_json())
     else:
         typer.echo()
+        if outcome.speculation.explanations:
+            print_explanations(messages(), outcome.speculation.explanations)
         messages().print(summary(outcome), style="dim")
 
 

@@ -16,7 +16,7 @@ from specdec.errors import SpecdecError, UnavailableError
 if TYPE_CHECKING:
     from specdec.client import Chunk, Client
     from specdec.engine import Engine, GenerateRequest
-    from specdec.sequence import RequestMetrics
+    from specdec.sequence import Explanation, RequestMetrics
 
 Decode = Callable[[list[int]], str]
 
@@ -44,6 +44,7 @@ class SpeculationSummary:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    explanations: tuple[Explanation, ...] = ()
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -169,4 +170,5 @@ def _summary(metrics: RequestMetrics) -> SpeculationSummary:
         num_drafts=stats.num_drafts,
         num_draft_tokens=stats.num_draft_tokens,
         num_accepted_tokens=stats.num_accepted_tokens,
+        explanations=tuple(metrics.explanations or ()),
     )

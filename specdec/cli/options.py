@@ -72,6 +72,7 @@ Speculation = Annotated[SpeculationMode, _option("Who chooses K.", SPECULATION)]
 FixedK = Annotated[int | None, _option("K of --speculation fixed.", SPECULATION, "--k", min=0)]
 Drafter = Annotated[str | None, _option("draft or ngram.", SPECULATION)]
 VerificationRule = Annotated[str, _option("auto, coupled, rejection or block.", SPECULATION)]
+Explain = Annotated[bool, _option("Say which k was chosen when and why.", SPECULATION, "--explain")]
 
 Target = Annotated[str, _option("Target: a name, folder or hub id.", ENGINE)]
 TargetQuantization = Annotated[Quantization, _option("Numbers of the target's layers.", ENGINE)]
@@ -88,10 +89,16 @@ AsJson = Annotated[bool, _option("Print one JSON value on one line.", None, "--j
 
 
 def speculation_params(
-    mode: SpeculationMode, k: int | None, drafter: str | None, verification: str = "auto"
+    mode: SpeculationMode,
+    k: int | None,
+    drafter: str | None,
+    verification: str = "auto",
+    explain: bool = False,
 ) -> SpeculationParams:
     """The request's `speculation` object. Raises InvalidRequestError, naming the field."""
-    params = SpeculationParams(mode=mode.value, k=k, drafter=drafter, verification=verification)
+    params = SpeculationParams(
+        mode=mode.value, k=k, drafter=drafter, verification=verification, explain=explain
+    )
     params.validate()
     return params
 

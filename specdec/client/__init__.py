@@ -9,6 +9,7 @@ from specdec.client.async_client import AsyncClient
 from specdec.client.results import (
     Chunk,
     Completion,
+    ExplainedSequence,
     ModelInfo,
     PositionLogprobs,
     Speculation,
@@ -17,12 +18,15 @@ from specdec.client.results import (
     Usage,
 )
 from specdec.client.sync_client import Client
+from specdec.sequence import Explanation
 
 __all__ = [
     "AsyncClient",
     "Chunk",
     "Client",
     "Completion",
+    "ExplainedSequence",
+    "Explanation",
     "ModelInfo",
     "PositionLogprobs",
     "Speculation",

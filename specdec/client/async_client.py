@@ -20,7 +20,7 @@ from specdec.client.connection import (
     cut_short,
 )
 from specdec.client.requests import GenerateOptions, Message, Prompt
-from specdec.client.results import Chunk, Completion, ModelInfo
+from specdec.client.results import Chunk, Completion, ExplainedSequence, ModelInfo
 from specdec.client.status import error_in_band, error_of_call
 from specdec.errors import UnavailableError
 from specdec.v1 import inference_pb2, inference_pb2_grpc
@@ -168,6 +168,17 @@ class AsyncClient:
         """The text of token ids."""
         request = requests.detokenize_request(token_ids, model, skip_special_tokens)
         return str((await self._call("Detokenize", request, timeout_s, api_key)).text)
+
+    async def explain(
+        self, request_id: str, *, timeout_s: float = CALL_TIMEOUT_S, api_key: str | None = None
+    ) -> tuple[ExplainedSequence, ...]:
+        """Why a recent or running request was speculated as it was: one entry for each of its
+        sequences. `request_id` is the name that its response gave it.
+
+        Raises RequestNotFoundError where it is not known, not yours, or too long ago.
+        """
+        request = inference_pb2.ExplainRequest(request_id=request_id)
+        return results.explained(await self._call("Explain", request, timeout_s, api_key))
 
     def _metadata(self, api_key: str | None) -> Metadata:
         return call_metadata(api_key or self._api_key, self._application)

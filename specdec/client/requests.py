@@ -191,6 +191,7 @@ def _speculation(value: object) -> sampling_pb2.SpeculationParams:
     message = sampling_pb2.SpeculationParams(
         mode=f"SPECULATION_MODE_{params.mode.upper()}",
         verification=f"VERIFICATION_{verification}",
+        explain=params.explain,
     )
     for name in ("k", "max_k", "drafter"):
         if getattr(params, name) is not None:

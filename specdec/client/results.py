@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
+from specdec.sequence import Explanation
 from specdec.v1 import inference_pb2, sampling_pb2
 
 FINISH_REASONS: dict[int, str | None] = {
@@ -59,6 +60,7 @@ class Speculation:
     """How speculation went for a request. A draft is a step that verified a draft token.
 
     `clipped_k` is the K that a request of mode fixed got where the operator's limit cut it.
+    `explanations` has one entry per decode step where the request asked for it.
     """
 
     mode: str
@@ -72,6 +74,19 @@ class Speculation:
     drafter: str | None
     verification: str | None
     disabled_reason: str | None
+    explanations: tuple[Explanation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSequence:
+    """One sequence of a request that was asked about. `finish_reason` is None while it runs;
+    `num_steps` counts all its decode steps, of which `explanations` may hold the last only."""
+
+    request_id: str
+    replica_id: str
+    finish_reason: str | None
+    num_steps: int
+    explanations: tuple[Explanation, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +186,20 @@ def model_info(message: inference_pb2.GetModelResponse) -> ModelInfo:
     )
 
 
+def explained(message: inference_pb2.ExplainResponse) -> tuple[ExplainedSequence, ...]:
+    """Read why a request's sequences got their K."""
+    return tuple(
+        ExplainedSequence(
+            request_id=sequence.request_id,
+            replica_id=sequence.replica_id,
+            finish_reason=_finish_reason(sequence.finish_reason),
+            num_steps=sequence.num_steps,
+            explanations=_explanations(sequence.explanations),
+        )
+        for sequence in message.sequences
+    )
+
+
 def _finish_reason(value: int) -> str | None:
     # A reason that a newer server knows and this client does not is still an end.
     return FINISH_REASONS.get(value, "unknown")
@@ -230,7 +259,33 @@ def _speculation(message: inference_pb2.SpeculationStats) -> Speculation:
         drafter=message.drafter or None,
         verification=_word(sampling_pb2.Verification, "VERIFICATION_", message.verification),
         disabled_reason=message.disabled_reason or None,
+        explanations=_explanations(message.explanations),
     )
+
+
+def _explanations(messages: Iterable[inference_pb2.Explanation]) -> tuple[Explanation, ...]:
+    return tuple(
+        Explanation(
+            step=message.step,
+            time_s=message.time_s,
+            phase=message.phase,
+            drafter=message.drafter or None,
+            k=message.k,
+            num_draft_tokens=_optional(message, "num_draft_tokens"),
+            num_accepted_tokens=_optional(message, "num_accepted_tokens"),
+            survival=tuple(message.survival),
+            shadow_price=message.shadow_price,
+            depth_price=message.depth_price,
+            predicted_speedup=message.predicted_speedup,
+            guard_ratio=message.guard_ratio,
+            reason=message.reason,
+        )
+        for message in messages
+    )
+
+
+def _optional(message: inference_pb2.Explanation, name: str) -> int | None:
+    return int(getattr(message, name)) if message.HasField(name) else None
 
 
 def _word(enum: Any, prefix: str, value: int) -> str | None:

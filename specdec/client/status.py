@@ -20,6 +20,7 @@ from specdec.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    RequestNotFoundError,
     SpecdecError,
     UnauthenticatedError,
     UnavailableError,
@@ -40,6 +41,10 @@ ERRORS: dict[grpc.StatusCode, type[SpecdecError]] = {
     Code.UNAVAILABLE: UnavailableError,
     Code.CANCELLED: UnavailableError,
     Code.DEADLINE_EXCEEDED: DeadlineError,
+}
+# Where a code stands for several errors, the reason tells which.
+ERRORS_BY_REASON: dict[str, type[SpecdecError]] = {
+    RequestNotFoundError.reason: RequestNotFoundError,
 }
 CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in Code}
 
@@ -75,7 +80,8 @@ def _build(code: grpc.StatusCode, message: str, details: Details) -> SpecdecErro
         retry_after_s = details.retry_after_s or DEFAULT_RETRY_AFTER_S
         error: SpecdecError = OverloadedError(message, retry_after_s=retry_after_s)
     else:
-        error = ERRORS.get(code, SpecdecError)(message, field=details.field)
+        usual = ERRORS.get(code, SpecdecError)
+        error = ERRORS_BY_REASON.get(details.reason or "", usual)(message, field=details.field)
     if details.reason is not None:
         error.reason = details.reason
     return error

@@ -17,6 +17,7 @@ from specdec.config import DraftConfig, EngineConfig, SpeculationConfig
 from specdec.engine.counters import EngineCounters, EngineStats
 from specdec.engine.detokenizer import TokenDecoder
 from specdec.engine.drafters import Drafters
+from specdec.engine.explanations import Explained, Explanations
 from specdec.engine.output import OutputState
 from specdec.engine.report import PromptLogprobs, output_logprobs, request_metrics
 from specdec.engine.request import GenerateRequest, Limits, make_sequence
@@ -72,6 +73,7 @@ class Engine:
         self.limits = limits
         self.drafters = Drafters(proposers)
         self.controller = controller
+        self.explanations = Explanations()
         self.tokenizer = tokenizer
         self.counters = EngineCounters()
         self._clock = clock
@@ -100,6 +102,7 @@ class Engine:
         live = _Live(sequence, OutputState(sequence, self.tokenizer), PromptLogprobs(sequence))
         self.scheduler.add(sequence)
         self._live[sequence.seq_id] = live
+        self.explanations.begin(sequence)
         return sequence
 
     def abort(self, seq_id: int) -> None:
@@ -109,6 +112,7 @@ class Engine:
             self.scheduler.finish(live.sequence)
             self.drafters.close(live.sequence)
             self.controller.close(seq_id)
+            self.explanations.finish(live.sequence, "abort")
             self.counters.finished["abort"] += 1
 
     @property
@@ -129,9 +133,15 @@ class Engine:
             controller=self.controller.snapshot(),
         )
 
+    def explain(self, request_id: str) -> list[Explained]:
+        """Why the sequences of a recent or running request got their K, as far as the controller
+        remembers; empty where the request is not known. May be called from any thread."""
+        return self.explanations.find(request_id, self.controller)
+
     def reset_counters(self) -> None:
         """Forget what was counted so far: a warm-up is no traffic."""
         self.counters = EngineCounters()
+        self.explanations.clear()
 
     def next_token_logits(self, token_ids: list[int]) -> torch.Tensor:
         """Raw logits [V] of the target for the token after `token_ids`, computed apart from every
@@ -204,6 +214,7 @@ class Engine:
         results, committed = self._commit(rows, logits, verdicts, outputs)
         self.drafters.commit(committed)
         self._observe(rows, results, num_kv_tokens, started_s, propose_started_s, run_started_s)
+        self.explanations.collect(results, self.controller)
         return outputs
 
     def _plan_k(self, schedule: Schedule, now_s: float) -> dict[int, int]:
@@ -352,10 +363,12 @@ class Engine:
 
     def _finish(self, live: _Live, output: SequenceOutput) -> None:
         sequence, reason = live.sequence, self._disabled_reason(live.sequence)
+        finish_reason = output.finish_reason or "error"
         output.metrics = request_metrics(sequence, reason, self._clock())
+        output.metrics.explanations = self.explanations.finish(sequence, finish_reason)
         if reason is not None:
             self.counters.disabled[reason] += 1
-        self.counters.finished[output.finish_reason or "error"] += 1
+        self.counters.finished[finish_reason] += 1
         self.scheduler.finish(sequence)
         del self._live[sequence.seq_id]
         self.drafters.close(sequence)

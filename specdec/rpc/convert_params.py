@@ -90,7 +90,9 @@ def _distinct(token_ids: Iterable[int]) -> tuple[int, ...]:
 
 def speculation_to_wire(params: SpeculationParams) -> sampling_pb2.SpeculationParams:
     wire = sampling_pb2.SpeculationParams(
-        mode=_MODE_TO_WIRE[params.mode], verification=_VERIFICATION_TO_WIRE[params.verification]
+        mode=_MODE_TO_WIRE[params.mode],
+        verification=_VERIFICATION_TO_WIRE[params.verification],
+        explain=params.explain,
     )
     for name in _PLAIN_SPECULATION_FIELDS:
         if getattr(params, name) is not None:
@@ -106,7 +108,7 @@ def speculation_from_wire(wire: sampling_pb2.SpeculationParams) -> SpeculationPa
     unspecified = sampling_pb2.SPECULATION_MODE_UNSPECIFIED
     mode = "auto" if wire.mode == unspecified else _MODE_FROM_WIRE.get(wire.mode, str(wire.mode))
     verification = _VERIFICATION_FROM_WIRE.get(wire.verification, str(wire.verification))
-    return SpeculationParams(mode=mode, verification=verification, **present)
+    return SpeculationParams(mode=mode, verification=verification, explain=wire.explain, **present)
 
 
 def verification_to_wire(verification: Verification) -> sampling_pb2.Verification:

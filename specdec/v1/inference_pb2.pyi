@@ -105,7 +105,7 @@ class Usage(_message.Message):
     def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_emitted_accepted_tokens", "accepted_per_position", "drafter", "verification", "disabled_reason", "mode", "clipped_k")
+    __slots__ = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_emitted_accepted_tokens", "accepted_per_position", "drafter", "verification", "disabled_reason", "mode", "clipped_k", "explanations")
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class SpeculationStats(_message.Message):
     DISABLED_REASON_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     CLIPPED_K_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATIONS_FIELD_NUMBER: _ClassVar[int]
     num_steps: int
     num_drafts: int
     num_draft_tokens: int
@@ -128,7 +129,38 @@ class SpeculationStats(_message.Message):
     disabled_reason: str
     mode: _sampling_pb2.SpeculationMode
     clipped_k: int
-    def __init__(self, num_steps: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_emitted_accepted_tokens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafter: _Optional[str] = ..., verification: _Optional[_Union[_sampling_pb2.Verification, str]] = ..., disabled_reason: _Optional[str] = ..., mode: _Optional[_Union[_sampling_pb2.SpeculationMode, str]] = ..., clipped_k: _Optional[int] = ...) -> None: ...
+    explanations: _containers.RepeatedCompositeFieldContainer[Explanation]
+    def __init__(self, num_steps: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_emitted_accepted_tokens: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafter: _Optional[str] = ..., verification: _Optional[_Union[_sampling_pb2.Verification, str]] = ..., disabled_reason: _Optional[str] = ..., mode: _Optional[_Union[_sampling_pb2.SpeculationMode, str]] = ..., clipped_k: _Optional[int] = ..., explanations: _Optional[_Iterable[_Union[Explanation, _Mapping]]] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("step", "time_s", "phase", "drafter", "k", "num_draft_tokens", "num_accepted_tokens", "survival", "shadow_price", "depth_price", "predicted_speedup", "guard_ratio", "reason")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SURVIVAL_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_PRICE_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_PRICE_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_SPEEDUP_FIELD_NUMBER: _ClassVar[int]
+    GUARD_RATIO_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    time_s: float
+    phase: str
+    drafter: str
+    k: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    survival: _containers.RepeatedScalarFieldContainer[float]
+    shadow_price: float
+    depth_price: float
+    predicted_speedup: float
+    guard_ratio: float
+    reason: str
+    def __init__(self, step: _Optional[int] = ..., time_s: _Optional[float] = ..., phase: _Optional[str] = ..., drafter: _Optional[str] = ..., k: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., survival: _Optional[_Iterable[float]] = ..., shadow_price: _Optional[float] = ..., depth_price: _Optional[float] = ..., predicted_speedup: _Optional[float] = ..., guard_ratio: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("queued", "first_token", "total")
@@ -265,3 +297,29 @@ class DetokenizeResponse(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainedSequence(_message.Message):
+    __slots__ = ("request_id", "replica_id", "finish_reason", "num_steps", "explanations")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATIONS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    replica_id: str
+    finish_reason: FinishReason
+    num_steps: int
+    explanations: _containers.RepeatedCompositeFieldContainer[Explanation]
+    def __init__(self, request_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., num_steps: _Optional[int] = ..., explanations: _Optional[_Iterable[_Union[Explanation, _Mapping]]] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: _containers.RepeatedCompositeFieldContainer[ExplainedSequence]
+    def __init__(self, sequences: _Optional[_Iterable[_Union[ExplainedSequence, _Mapping]]] = ...) -> None: ...

@@ -60,6 +60,11 @@ class InferenceServiceStub(object):
                 request_serializer=specdec_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=specdec_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/specdec.v1.InferenceService/Explain',
+                request_serializer=specdec_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=specdec_dot_v1_dot_inference__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer(object):
@@ -102,6 +107,13 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Tells why a recent or running request of the caller was speculated as it was.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +141,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=specdec_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
                     response_serializer=specdec_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=specdec_dot_v1_dot_inference__pb2.ExplainRequest.FromString,
+                    response_serializer=specdec_dot_v1_dot_inference__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +284,33 @@ class InferenceService(object):
             '/specdec.v1.InferenceService/Detokenize',
             specdec_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
             specdec_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdec.v1.InferenceService/Explain',
+            specdec_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
+            specdec_dot_v1_dot_inference__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

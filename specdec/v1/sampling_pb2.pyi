@@ -91,7 +91,7 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., min_tokens: _Optional[int] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., allowed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., include_stop_str_in_output: bool = ..., skip_special_tokens: bool = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("mode", "k", "max_k", "drafter", "verification", "epsilon", "delta")
+    __slots__ = ("mode", "k", "max_k", "drafter", "verification", "epsilon", "delta", "explain")
     MODE_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     MAX_K_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class SpeculationParams(_message.Message):
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     EPSILON_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     mode: SpeculationMode
     k: int
     max_k: int
@@ -106,4 +107,5 @@ class SpeculationParams(_message.Message):
     verification: Verification
     epsilon: float
     delta: float
-    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., k: _Optional[int] = ..., max_k: _Optional[int] = ..., drafter: _Optional[str] = ..., verification: _Optional[_Union[Verification, str]] = ..., epsilon: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
+    explain: bool
+    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., k: _Optional[int] = ..., max_k: _Optional[int] = ..., drafter: _Optional[str] = ..., verification: _Optional[_Union[Verification, str]] = ..., epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., explain: bool = ...) -> None: ...

@@ -295,9 +295,9 @@ class GoodputController:
         per_token_s = float(self._cost.run_s(batch, result.num_kv_tokens)) / batch
         self._guard.observe(committed * per_token_s, result.step_s, result.now_s)
 
-    def explain(self, seq_id: int, since_step: int = 0) -> tuple[Explanation, ...]:
+    def explain(self, seq_id: int, last_steps: int | None = None) -> tuple[Explanation, ...]:
         """Why a sequence got its k, step by step, as far as the log reaches."""
-        return self._log.explanations(seq_id, since_step)
+        return self._log.explanations(seq_id, last_steps)
 
     def snapshot(self) -> dict[str, float | str]:
         """State for metrics and for people who ask why K is what it is."""

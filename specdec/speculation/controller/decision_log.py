@@ -110,16 +110,16 @@ class DecisionLog:
                 array("i", [result.num_accepted_tokens for result in results]),
             )
 
-    def explanations(self, seq_id: int, since_step: int = 0) -> tuple[Explanation, ...]:
-        """Those of one sequence, oldest first, from step number `since_step` on."""
-        found = []
-        # A copy made in one go, without a word of Python: the engine's thread may append meanwhile.
-        for entry in reversed(tuple(self._entries)):
-            if entry.number < since_step:
-                break
-            if seq_id in entry.step.seq_ids:
-                found.append(_explain(entry, entry.step.seq_ids.index(seq_id)))
-        return tuple(reversed(found))
+    def explanations(self, seq_id: int, last_steps: int | None = None) -> tuple[Explanation, ...]:
+        """Those of one sequence in the last steps of the log (None: in all), oldest first."""
+        # Copied in one go, without a word of Python: the engine's thread may append meanwhile.
+        entries = tuple(self._entries)
+        first = 0 if last_steps is None else max(0, len(entries) - last_steps)
+        return tuple(
+            _explain(entry, entry.step.seq_ids.index(seq_id))
+            for entry in entries[first:]
+            if seq_id in entry.step.seq_ids
+        )
 
 
 def _explain(entry: _Entry, row: int) -> Explanation:

@@ -91,10 +91,10 @@ class Controller(Protocol):
         """How long the step just planned may wait for proposals, in seconds; always finite."""
         ...
 
-    def explain(self, seq_id: int, since_step: int = 0) -> tuple[Explanation, ...]:
-        """Why a sequence got its k in the steps planned from `since_step` on (steps count from 1),
-        oldest first, as far as is remembered; ended and unknown sequences are no error. May be
-        called from any thread."""
+    def explain(self, seq_id: int, last_steps: int | None = None) -> tuple[Explanation, ...]:
+        """Why a sequence got its k in the `last_steps` planned last, None being all that is
+        remembered, oldest first; ended and unknown sequences are no error. May be called from any
+        thread."""
         ...
 
     def snapshot(self) -> dict[str, float | str]:
