@@ -162,3 +162,25 @@ def test_no_choice_of_ks_is_better(acceptance: Rows, costs: list[float], step_s:
         best = max(best, tokens / seconds)
     # Positions of survival under 0.02 are never drafted: at most 9 of them are given up.
     assert decision.goodput >= 0.9 * best if (survival < 0.02).any() else 0.999999 * best
+
+
+def test_what_was_offered_is_told_also_where_it_was_not_taken() -> None:
+    """One sequence, a step of 1 s, 0.2 s for a draft step, acceptance 0.5: one token deep gives
+    1.5 / 1.2 = 1.25 times plain speed, two deep 1.75 / 1.4 = 1.25 as well."""
+    taken = solve([[0.5, 0.5]], lambda n: 1.0, step_s=0.2)
+    assert taken.ks.sum() > 0
+    assert taken.offered_gain == pytest.approx(1.25)
+    # 0.5 tokens for 0.2 s, which would have given 0.2: a return of 2.5.
+    refused = solve([[0.5, 0.5]], lambda n: 1.0, step_s=0.2, required=2.6)
+    assert refused.ks.sum() == 0
+    assert (refused.gain, refused.offered_gain) == (1.0, pytest.approx(1.25))
+
+
+def test_where_nothing_pays_one_token_deep_is_told() -> None:
+    """Two sequences of acceptance 0.2 and 0.1, 0.5 s for a draft step: one deep at best gives
+    (2 + 0.3) / 1.5 over 2 / 1."""
+    decision = solve([[0.2, 0.2], [0.1, 0.1]], lambda n: 1.0, step_s=0.5)
+    assert decision.ks.sum() == 0
+    assert decision.offered_gain == pytest.approx(2.3 / 1.5 / 2)
+    nothing = solve([[0.5]], lambda n: 1.0, max_k=[0])
+    assert nothing.offered_gain == 1.0
