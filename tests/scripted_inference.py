@@ -56,6 +56,10 @@ class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
         self._receive(request, context)
         return self.replies["Detokenize"](request, context)
 
+    def Explain(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._receive(request, context)
+        return self.replies["Explain"](request, context)
+
 
 def two_steps(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
     """Two steps: the first verified three draft tokens and accepted two, the last one ends."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from specdec.sequence import Explanation
 
@@ -22,9 +20,12 @@ LEGEND = (
 
 def print_explanations(console: Console, explanations: Sequence[Explanation]) -> None:
     """The table, what its columns mean, and the summary."""
-    console.print(_table(explanations))
+    start_s = explanations[0].time_s
+    rows = [COLUMNS, *(_row(each, start_s) for each in explanations)]
+    for line in _aligned(rows):
+        console.print(line, markup=False)
     console.print(LEGEND, style="dim")
-    console.print(summary(explanations))
+    console.print(summary(explanations), markup=False)
 
 
 def summary(explanations: Sequence[Explanation]) -> str:
@@ -42,23 +43,27 @@ def summary(explanations: Sequence[Explanation]) -> str:
     )
 
 
-def _table(explanations: Sequence[Explanation]) -> Table:
-    table = Table(*COLUMNS, box=None, pad_edge=False)
-    start_s = explanations[0].time_s
-    for each in explanations:
-        table.add_row(
-            str(each.step),
-            f"{1000 * (each.time_s - start_s):.0f}",
-            escape(each.drafter or "-"),
-            str(each.k),
-            _count(each.num_draft_tokens),
-            _count(each.num_accepted_tokens),
-            " ".join(f"{chance:.2f}" for chance in each.survival) or "-",
-            _price(each),
-            f"{each.predicted_speedup:.2f}" if each.survival else "-",
-            escape(each.reason),
-        )
-    return table
+def _row(each: Explanation, start_s: float) -> tuple[str, ...]:
+    return (
+        str(each.step),
+        f"{1000 * (each.time_s - start_s):.0f}",
+        each.drafter or "-",
+        str(each.k),
+        _count(each.num_draft_tokens),
+        _count(each.num_accepted_tokens),
+        " ".join(f"{chance:.2f}".lstrip("0") for chance in each.survival) or "-",
+        _price(each),
+        f"{each.predicted_speedup:.2f}" if each.survival else "-",
+        each.reason,
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of columns, none of them cut, however narrow the terminal: they may be piped."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
 
 
 def _count(value: int | None) -> str:
