@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from specdec.errors import InvalidRequestError
+
+UNNAMED = "prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text and its category; one without a category belongs to `UNNAMED`."""
+
+    text: str
+    category: str = UNNAMED
 
 
 def read_prompts(path: Path, limit: int | None = None) -> list[str]:
@@ -15,15 +29,32 @@ def read_prompts(path: Path, limit: int | None = None) -> list[str]:
     A line that starts with { is JSON. Empty lines are skipped. Raises InvalidRequestError, naming
     the line, where a line cannot be used, and where nothing is left.
     """
-    prompts: list[str] = []
+    return [prompt.text for prompt in _some(islice(_prompts(path), limit), path)]
+
+
+def read_categories(path: Path, limit: int | None = None) -> list[Prompt]:
+    """As `read_prompts`, but at most `limit` of each category, which JSON lines may name in
+    `category`."""
+    kept: list[Prompt] = []
+    num_kept: Counter[str] = Counter()
+    for prompt in _some(_prompts(path), path):
+        if limit is None or num_kept[prompt.category] < limit:
+            num_kept[prompt.category] += 1
+            kept.append(prompt)
+    return kept
+
+
+def _prompts(path: Path) -> Iterator[Prompt]:
     for number, line in enumerate(_read(path).splitlines(), start=1):
-        if limit is not None and len(prompts) >= limit:
-            break
         if line.strip():
-            prompts.append(_parse(line, f"{path}:{number}"))
-    if not prompts:
+            yield _parse(line, f"{path}:{number}")
+
+
+def _some(prompts: Iterable[Prompt], path: Path) -> list[Prompt]:
+    found = list(prompts)
+    if not found:
         raise InvalidRequestError(f"{path}: holds no prompt", field="file")
-    return prompts
+    return found
 
 
 def _read(path: Path) -> str:
@@ -34,9 +65,9 @@ def _read(path: Path) -> str:
         raise InvalidRequestError(f"cannot read {path}: {error}", field="file") from None
 
 
-def _parse(line: str, where: str) -> str:
+def _parse(line: str, where: str) -> Prompt:
     if not line.startswith("{"):
-        return line
+        return Prompt(line)
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -47,4 +78,7 @@ def _parse(line: str, where: str) -> str:
         raise InvalidRequestError(
             f"{where}: needs a text `prompt`, or `turns` with a text first", field="file"
         )
-    return prompt
+    category = record.get("category", UNNAMED)
+    if not isinstance(category, str) or not category:
+        raise InvalidRequestError(f"{where}: `category` must be a text", field="file")
+    return Prompt(prompt, category)
