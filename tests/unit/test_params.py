@@ -81,6 +81,7 @@ HUGE = "x" * 1_000_000
         {"speculation": SpeculationParams(mode=HUGE)},
         {"speculation": SpeculationParams(verification=HUGE)},
         {"speculation": SpeculationParams(drafter=[HUGE])},
+        {"speculation": SpeculationParams(explain=HUGE)},
     ],
     ids=lambda values: next(iter(values)),
 )

@@ -91,6 +91,7 @@ def test_absent_is_the_default_and_zero_is_zero() -> None:
     [
         SpeculationParams(),
         SpeculationParams(mode="off"),
+        SpeculationParams(explain=True),
         SpeculationParams(mode="fixed", k=0, verification="block"),
         SpeculationParams(max_k=3, drafter="ngram", verification="typical", epsilon=0.1, delta=0.3),
     ],
