@@ -68,6 +68,8 @@ class SpeculationConfig(_Config):
     names one. `max_wait_ms` bounds every wait of a step for a proposal. `open_drafts`: a draft on
     a device of its own computes a prompt beside the target; one that shares the target's cores or
     memory bus would delay the first token, and begins when no prompt is being computed.
+    `profile`: a file that `specdec profile --output` wrote; default: what it kept in the cache.
+    `acceptance_log`: a file to which acceptance statistics go every hour, for `specdec drift`.
     """
 
     max_num_speculative_tokens: Annotated[int, Field(ge=0, le=128)] = 8
@@ -76,6 +78,8 @@ class SpeculationConfig(_Config):
     ngram_min: PositiveInt = 2
     ngram_max: PositiveInt = 4
     open_drafts: Literal["with_prompt", "after_prompt"] = "with_prompt"
+    profile: Annotated[str, Field(min_length=1)] | None = None
+    acceptance_log: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _ngram_range(self) -> SpeculationConfig:

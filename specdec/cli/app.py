@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 
 from specdec import __version__
-from specdec.cli import audit, characterize, doctor, explain, generate, models, serve, theory
+from specdec.cli import (
+    audit,
+    characterize,
+    doctor,
+    explain,
+    generate,
+    models,
+    profile,
+    serve,
+    theory,
+)
 from specdec.cli.console import CommandGroup
 
 app = typer.Typer(
@@ -49,5 +59,6 @@ app.command(epilog=explain.EXAMPLES)(explain.explain)
 app.add_typer(models.app, name="models")
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command(epilog=audit.EXAMPLES)(audit.audit)
+app.command(epilog=profile.EXAMPLES)(profile.profile)
 app.command(epilog=theory.EXAMPLES)(theory.theory)
 app.command(epilog=characterize.EXAMPLES)(characterize.characterize)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from specdec.config import DraftConfig, EngineConfig, ModelConfig
 from specdec.engine.engine import Engine
 from specdec.engine.local_draft import build_local_draft
+from specdec.engine.profiles import saved_seed
 from specdec.engine.request import Limits
 from specdec.engine.scheduler import Scheduler
 from specdec.errors import ConfigError
@@ -56,13 +57,15 @@ def build_engine(
     if "ngram" in speculation.drafters:
         proposers["ngram"] = NgramProposer(speculation.ngram_min, speculation.ngram_max)
     return Engine(
+    controller = GoodputController(speculation)
+    controller.seed(saved_seed(config, executor.device, _local(draft, draft_proposer)))
         executor=executor,
         scheduler=Scheduler(config.scheduler, blocks, max_model_len),
         block_manager=blocks,
         config=speculation,
         limits=limits,
         proposers=proposers,
-        controller=GoodputController(speculation),
+        controller=controller,
         tokenizer=tokenizer,
     )
 
@@ -80,6 +83,11 @@ def context_limit(config: EngineConfig, executor: Executor) -> int:
 
 def _required(draft: DraftConfig | None) -> DraftConfig:
     assert draft is not None
+def _local(draft: DraftConfig | None, remote: Proposer | None) -> DraftConfig | None:
+    """The draft of this process, if that is who drafts."""
+    return draft if remote is None else None
+
+
     return draft
 
 

@@ -75,6 +75,11 @@ class GoodputController:
         self._num_planned = self._num_steps = 0
         self.seed(CostSeed(steps=tuple(profile)))
 
+    @property
+    def knows_steps(self) -> bool:
+        """Whether what the target's steps take was measured before or seen."""
+        return self._cost.run.count > 0
+
     def seed(self, seed: CostSeed) -> None:
         """Start from measured times: what they tell needs no calibration."""
         self._cost.seed(seed)

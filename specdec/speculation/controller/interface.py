@@ -109,3 +109,8 @@ class Seeded(Protocol):
     def seed(self, seed: CostSeed) -> None:
         """Take them up, before the first step."""
         ...
+    @property
+    def knows_steps(self) -> bool:
+        """Whether it knows what the target's steps take."""
+        ...
+

@@ -131,6 +131,14 @@ def find_profile(folder: Path, key: ProfileKey) -> ModelProfile | None:
     return _find(path, key) if path.exists() else None
 
 
+def joined(profiles: Iterable[ModelProfile]) -> list[ModelProfile]:
+    """One profile per key: of a model that is both target and draft, both parts."""
+    by_key: dict[ProfileKey, ModelProfile] = {}
+    for profile in profiles:
+        by_key[profile.key] = _joined(profile, by_key.get(profile.key))
+    return list(by_key.values())
+
+
 def matching(profiles: Iterable[ModelProfile], key: ProfileKey) -> ModelProfile | None:
     """The one among `profiles` that was measured with exactly this key."""
     return next((profile for profile in profiles if profile.key == key), None)
