@@ -56,9 +56,9 @@ def build_engine(
         )
     if "ngram" in speculation.drafters:
         proposers["ngram"] = NgramProposer(speculation.ngram_min, speculation.ngram_max)
-    return Engine(
     controller = GoodputController(speculation)
     controller.seed(saved_seed(config, executor.device, _local(draft, draft_proposer)))
+    return Engine(
         executor=executor,
         scheduler=Scheduler(config.scheduler, blocks, max_model_len),
         block_manager=blocks,
@@ -81,13 +81,13 @@ def context_limit(config: EngineConfig, executor: Executor) -> int:
     return wanted or executor.model_max_len
 
 
-def _required(draft: DraftConfig | None) -> DraftConfig:
-    assert draft is not None
 def _local(draft: DraftConfig | None, remote: Proposer | None) -> DraftConfig | None:
     """The draft of this process, if that is who drafts."""
     return draft if remote is None else None
 
 
+def _required(draft: DraftConfig | None) -> DraftConfig:
+    assert draft is not None
     return draft
 
 

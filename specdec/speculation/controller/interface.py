@@ -106,11 +106,11 @@ class Controller(Protocol):
 class Seeded(Protocol):
     """A controller that reckons with times, and can start from measured ones."""
 
-    def seed(self, seed: CostSeed) -> None:
-        """Take them up, before the first step."""
-        ...
     @property
     def knows_steps(self) -> bool:
         """Whether it knows what the target's steps take."""
         ...
 
+    def seed(self, seed: CostSeed) -> None:
+        """Take them up, before the first step."""
+        ...
