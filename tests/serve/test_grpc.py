@@ -18,8 +18,10 @@ from specdec.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    RequestNotFoundError,
     UnauthenticatedError,
 )
+from specdec.sequence import Explanation
 from specdec.v1 import inference_pb2, inference_pb2_grpc
 from tests.serve.harness import MAX_K, MAX_MODEL_LEN, settled_draft_blocks, wait_until
 from tests.serve.test_openai import CONVERSATION, MODES, PROMPT, REPEATING, chat_ids, reference
@@ -115,6 +117,80 @@ class TestGenerate:
         assert ids == tiny_tokenizer.encode("the cat — 🐈")
         assert grpc_client.detokenize(ids) == "the cat — 🐈"
         assert grpc_client.tokenize(CONVERSATION) == chat_ids(tiny_tokenizer, CONVERSATION)
+
+
+ASKED = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
+
+
+class TestExplain:
+    def test_a_request_that_asks_is_told_and_others_are_not(self, grpc_client, openai):
+        over_grpc = grpc_client.complete(REPEATING, speculation={"explain": True}, **ASKED)
+        report = over_grpc.speculation
+        assert len(report.explanations) == report.num_steps > 0
+        told = sum(step.num_accepted_tokens for step in report.explanations)
+        assert told == report.num_accepted_tokens
+        *_, last = grpc_client.generate(REPEATING, speculation={"explain": True}, **ASKED)
+        assert len(last.speculation.explanations) == last.speculation.num_steps
+        assert grpc_client.complete(REPEATING, **ASKED).speculation.explanations == ()
+
+        asked = {"model": "tiny", "prompt": REPEATING, "max_tokens": 40, "temperature": 0}
+        answer = openai.completions.create(
+            **asked, extra_body={"ignore_eos": True, "speculation": {"explain": True}}
+        )
+        report = answer.metrics["speculative_decoding"]
+        assert len(report["explanations"]) == report["num_decode_steps"] > 0
+        first = report["explanations"][0]
+        assert first.keys() == set(Explanation.__slots__)
+        assert all(step["reason"] for step in report["explanations"])
+        assert (
+            "explanations"
+            not in (openai.completions.create(**asked).metrics["speculative_decoding"])
+        )
+
+    def test_a_request_is_told_by_its_id_afterwards(self, grpc_client, openai):
+        done = grpc_client.complete(REPEATING, request_id="told-later", **ASKED)
+        (sequence,) = grpc_client.explain("told-later")
+        assert (sequence.request_id, sequence.finish_reason) == ("told-later", "length")
+        assert len(sequence.explanations) == sequence.num_steps == done.speculation.num_steps
+        assert sequence.replica_id
+
+        answer = openai.completions.create(
+            model="tiny", prompt=REPEATING, n=2, max_tokens=20, extra_body={"ignore_eos": True}
+        )
+        names = [sequence.request_id for sequence in grpc_client.explain(answer.id)]
+        assert names == [f"{answer.id}-0", f"{answer.id}-1"]
+
+    def test_a_running_request_is_told_too(self, grpc_client):
+        stream = grpc_client.generate(
+            REPEATING, request_id="running", max_tokens=200, ignore_eos=True
+        )
+        for _ in range(3):
+            next(stream)
+        (sequence,) = grpc_client.explain("running")
+        stream.close()
+        assert len(sequence.explanations) >= 2
+
+    def test_unknown_and_other_tenants_requests_are_not_found(self, service, grpc_client):
+        grpc_client.complete(REPEATING, request_id="of-tenant-a", **ASKED)
+        with pytest.raises(RequestNotFoundError, match="'never' is not known"):
+            grpc_client.explain("never")
+        with service.client("key-b") as other:
+            with pytest.raises(RequestNotFoundError, match="'of-tenant-a' is not known"):
+                other.explain("of-tenant-a")
+            other.complete(REPEATING, request_id="of-tenant-a", **{**ASKED, "max_tokens": 9})
+            (theirs,) = other.explain("of-tenant-a")
+        (mine,) = grpc_client.explain("of-tenant-a")
+        assert theirs.num_steps < mine.num_steps
+        with service.client("wrong") as stranger, pytest.raises(UnauthenticatedError):
+            stranger.explain("of-tenant-a")
+
+    async def test_the_asynchronous_client(self, service):
+        async with AsyncClient(
+            service.address, api_key="key-a", application=service.name
+        ) as client:
+            await client.complete(REPEATING, request_id="by-async", **ASKED)
+            (sequence,) = await client.explain("by-async")
+        assert sequence.explanations
 
 
 class TestErrors:
