@@ -17,6 +17,7 @@ from specdec.kvcache.block_manager import BlockManager
 from specdec.model.executor import Executor, build_executor
 from specdec.model.tokenizer import load_eos_token_ids, load_tokenizer
 from specdec.speculation.controller import GoodputController
+from specdec.speculation.controller.acceptance_monitor import AcceptanceMonitor
 from specdec.speculation.proposer import Proposer
 from specdec.speculation.proposers.ngram import NgramProposer
 
@@ -67,6 +68,7 @@ def build_engine(
         proposers=proposers,
         controller=controller,
         tokenizer=tokenizer,
+        acceptance=AcceptanceMonitor.open(speculation.acceptance_log),
     )
 
 

@@ -35,6 +35,7 @@ from specdec.speculation.controller import (
     SequenceState,
     StepResult,
 )
+from specdec.speculation.controller.acceptance_monitor import AcceptanceMonitor
 from specdec.speculation.proposer import Committed, Proposer
 from specdec.speculation.verifier import Verdict, verify_step
 from specdec.step_plan import StepPlan
@@ -64,6 +65,7 @@ class Engine:
         proposers: Mapping[str, Proposer],
         controller: Controller,
         tokenizer: TokenDecoder | None = None,
+        acceptance: AcceptanceMonitor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.executor = executor
@@ -75,6 +77,7 @@ class Engine:
         self.controller = controller
         self.explanations = Explanations()
         self.tokenizer = tokenizer
+        self.acceptance = acceptance
         self.counters = EngineCounters()
         self._clock = clock
         self._live: dict[int, _Live] = {}
@@ -130,7 +133,7 @@ class Engine:
             num_prefix_cache_queries=scheduler.num_prefix_cache_queries,
             num_prefix_cache_hits=scheduler.num_prefix_cache_hits,
             kv_usage=scheduler.kv_usage,
-            controller=self.controller.snapshot(),
+            controller=self._controller_state(),
         )
 
     def explain(self, request_id: str) -> list[Explained]:
@@ -142,6 +145,12 @@ class Engine:
         """Forget what was counted so far: a warm-up is no traffic."""
         self.counters = EngineCounters()
         self.explanations.clear()
+        if self.acceptance is not None:
+            self.acceptance.discard()
+
+    def _controller_state(self) -> dict[str, float | str]:
+        watched = self.acceptance.gauges() if self.acceptance is not None else {}
+        return {**self.controller.snapshot(), **watched}
 
     def next_token_logits(self, token_ids: list[int]) -> torch.Tensor:
         """Raw logits [V] of the target for the token after `token_ids`, computed apart from every
@@ -185,9 +194,11 @@ class Engine:
                 self.abort(seq_id)
 
     def shutdown(self) -> None:
-        """Stop drafters and worker ranks."""
+        """Stop drafters and worker ranks, and save what is known of acceptance."""
         self.drafters.shutdown()
         self.executor.shutdown()
+        if self.acceptance is not None:
+            self.acceptance.close()
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -426,15 +437,17 @@ class Engine:
         self.counters.num_steps += 1
         if self._may_wait:  # else drafting only pauses
             self._last_num_draft_tokens = sum(result.num_draft_tokens for result in results)
-        self.controller.observe(
-            StepResult(
-                num_tokens=sum(row.num_query_tokens for row in rows),
-                num_prefill_tokens=sum(row.num_query_tokens for row in rows if not row.is_decode),
-                num_kv_tokens=num_kv_tokens,
-                propose_s=run_started_s - propose_started_s,
-                run_s=now_s - run_started_s,
-                step_s=now_s - started_s,
-                sequences=results,
-                now_s=now_s,
-            )
+        result = StepResult(
+            num_tokens=sum(row.num_query_tokens for row in rows),
+            num_prefill_tokens=sum(row.num_query_tokens for row in rows if not row.is_decode),
+            num_kv_tokens=num_kv_tokens,
+            propose_s=run_started_s - propose_started_s,
+            run_s=now_s - run_started_s,
+            step_s=now_s - started_s,
+            sequences=results,
+            now_s=now_s,
         )
+        self.controller.observe(result)
+        if self.acceptance is not None:
+            temperatures = {row.sequence.seq_id: row.sequence.params.temperature for row in rows}
+            self.acceptance.observe(result, temperatures)

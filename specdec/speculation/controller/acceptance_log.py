@@ -82,6 +82,10 @@ class AcceptanceLog:
                     return
                 self.path.replace(self.previous)
 
+    def touch(self) -> None:
+        """Make sure that the file can be written. Raises OSError."""
+        self._locked().close()
+
     def read(self) -> Reading:
         """All that is kept, oldest first; nothing where there is no file. Raises ConfigError as
         `read_log` does."""
@@ -100,6 +104,37 @@ class AcceptanceLog:
             if self.path.exists() and os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
                 return file
             file.close()  # another writer has just moved it away
+
+
+def merge(records: Iterable[AcceptanceRecord]) -> list[AcceptanceRecord]:
+    """One record per class and period start, in order of time: engines that share a log, and runs
+    that share an hour, count together."""
+    merged: dict[tuple[float, str | None, str], AcceptanceRecord] = {}
+    for record in records:
+        key = (record.start_s, record.drafter, record.label)
+        merged[key] = _sum(merged[key], record) if key in merged else record
+    return sorted(merged.values(), key=lambda record: record.start_s)
+
+
+def _sum(one: AcceptanceRecord, other: AcceptanceRecord) -> AcceptanceRecord:
+    return AcceptanceRecord(
+        start_s=one.start_s,
+        seconds=max(one.seconds, other.seconds),
+        drafter=one.drafter,
+        label=one.label,
+        rounds=one.rounds + other.rounds,
+        drafted=add_counts(one.drafted, other.drafted),
+        trials=add_counts(one.trials, other.trials),
+        successes=add_counts(one.successes, other.successes),
+        tokens=one.tokens + other.tokens,
+        target_seconds=one.target_seconds + other.target_seconds,
+    )
+
+
+def add_counts(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Sum by position; the shorter one has none further on."""
+    long, short = (one, other) if len(one) >= len(other) else (other, one)
+    return tuple(a + b for a, b in zip(long, short, strict=False)) + long[len(short) :]
 
 
 def _append(file: FileIO, size: int, lines: bytes) -> None:

@@ -139,7 +139,7 @@ class DriftDetector:
 
     def __init__(self, settings: DriftSettings | None = None) -> None:
         self._settings = settings or DriftSettings()
-        self._recent: deque[list[float]] = deque(maxlen=self._settings.recent_days)
+        self._recent: deque[list[int]] = deque(maxlen=self._settings.recent_days)
         self.num_rises = 0
         self._restart()
 
@@ -166,11 +166,16 @@ class DriftDetector:
     @property
     def relative_change(self) -> float | None:
         """The recent days' level over the reference, less 1; None until both are known."""
-        trials = sum(day[1] for day in self._recent)
         known = self.reference_end_s is not None and self.reference.rate > 0
-        if not known or trials < self._settings.min_trials:
+        if not known or self.recent_trials < self._settings.min_trials:
             return None
-        return sum(day[2] for day in self._recent) / trials / self.reference.rate - 1
+        rate = sum(day[2] for day in self._recent) / self.recent_trials
+        return rate / self.reference.rate - 1
+
+    @property
+    def recent_trials(self) -> int:
+        """What the recent days' level rests on."""
+        return sum(day[1] for day in self._recent)
 
     def observe(self, start_s: float, trials: int, successes: int) -> None:
         """Take in one period, in order of time."""
@@ -226,7 +231,7 @@ class DriftDetector:
             self._up = RateCusum(high, moved, dispersion, settings.threshold)
 
     def _add_recent(self, start_s: float, trials: int, successes: int) -> None:
-        day = start_s // DAY_S
+        day = int(start_s // DAY_S)
         if not self._recent or self._recent[-1][0] != day:
             self._recent.append([day, 0, 0])
         self._recent[-1][1] += trials

@@ -6,10 +6,12 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from io import FileIO
 
 import pytest
 
 from specdec.errors import ConfigError
+from specdec.speculation.controller import acceptance_log
 from specdec.speculation.controller.acceptance_log import (
     AcceptanceLog,
     AcceptanceRecord,
@@ -88,19 +90,20 @@ def test_what_a_crash_cut_short_costs_one_line(tmp_path):
     assert reading.torn_lines == (2,)
 
 
-def test_a_refused_write_leaves_the_file_as_it_was(tmp_path):
+class FullDisk(FileIO):
+    """Takes seven bytes of a write, as a disk that fills up does."""
+
+    def write(self, data):
+        return super().write(data[:7])
+
+
+def test_a_refused_write_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     log = AcceptanceLog(tmp_path / "acceptance.jsonl")
     log.append([RECORD])
     before = log.path.read_bytes()
+    monkeypatch.setattr(acceptance_log, "FileIO", FullDisk)
     with pytest.raises(OSError, match="wrote 7 of"):
-        from specdec.speculation.controller import acceptance_log
-
-        class Full(acceptance_log.FileIO):
-            def write(self, data):
-                return super().write(data[:7])
-
-        with Full(log.path, "r+") as file:
-            acceptance_log._append(file, len(before), b"{}\n" * 9)
+        log.append([RECORD])
     assert log.path.read_bytes() == before
 
 
@@ -155,7 +158,7 @@ def test_a_malformed_line_is_named_by_its_number(tmp_path, text, message):
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="missing.jsonl: cannot be read"):
+    with pytest.raises(ConfigError, match=r"missing\.jsonl: cannot be read"):
         read_log(tmp_path / "missing.jsonl")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="binary: cannot be read"):
