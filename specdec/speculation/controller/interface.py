@@ -48,12 +48,36 @@ class SequenceResult:
     finished: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DrafterTiming:
+    """What a proposer measured of its drafter since the step before.
+
+    draft_s: the draft's own computing time of the round that was answered last, None where none
+        was. network_s: what a message and its answer took beside that, or a heartbeat; None where
+        nothing came. waited_s: what this step waited for this drafter, None where that is not told
+        apart. asked: (deepest k, draft tokens) of the answered round, None where it is the step's
+        own.
+    busy_fraction: of the draft's time, all its targets together; num_targets: those that asked it
+        lately. is_silent: a replica was not heard of for three heartbeats, or is lost.
+    """
+
+    drafter: str
+    draft_s: float | None = None
+    network_s: float | None = None
+    waited_s: float | None = None
+    asked: tuple[int, int] | None = None
+    busy_fraction: float = 0.0
+    num_targets: int = 1
+    is_silent: bool = False
+
+
 @dataclass(slots=True)
 class StepResult:
     """One executed step: its parts in seconds and every sequence's outcome.
 
     `num_tokens` is what the target ran over (prefill + decode + draft tokens); `propose_s` is the
-    time that the step waited for proposals, `step_s` the whole step.
+    time that the step waited for proposals, `step_s` the whole step. `timings`: at most one for
+    each drafter.
     """
 
     num_tokens: int
@@ -64,6 +88,7 @@ class StepResult:
     step_s: float
     sequences: list[SequenceResult]
     now_s: float
+    timings: tuple[DrafterTiming, ...] = ()
 
 
 class Controller(Protocol):
