@@ -53,12 +53,17 @@ class _Outcomes:
 @dataclass(slots=True)
 class _Entry:
     """One planned step. survival: [sequences, largest k + 1] in float32, since the columns behind
-    it are of no interest; nothing of it, of propose and of decision where prices had no say."""
+    it are of no interest; nothing of it, of propose and of decision where prices had no say. The
+    rest as in `PlannedStep`, whose states of the sequences are let go."""
 
     number: int
     time_s: float
     phase: str
-    step: PlannedStep
+    seq_ids: list[int]
+    drafters: list[str]
+    drafter: Ints
+    max_k: Ints
+    is_fixed: NDArray[np.bool_]
     ks: Ints
     guard_ratio: float
     survival: NDArray[np.float32]
@@ -91,7 +96,21 @@ class DecisionLog:
         """Remember a step as planned; `grounds` is None where prices had no say. The arrays are
         kept, not copied: nobody may change them afterwards."""
         self._number += 1
-        entry = _Entry(self._number, time_s, phase, step, ks, guard_ratio, NO_SURVIVAL, (), None)
+        entry = _Entry(
+            number=self._number,
+            time_s=time_s,
+            phase=phase,
+            seq_ids=step.seq_ids,
+            drafters=step.drafters,
+            drafter=step.drafter,
+            max_k=step.max_k,
+            is_fixed=step.is_fixed,
+            ks=ks,
+            guard_ratio=guard_ratio,
+            survival=NO_SURVIVAL,
+            propose=(),
+            decision=None,
+        )
         if grounds is not None:
             width = int(ks.max(initial=0)) + 1
             entry.survival = grounds.survival[:, :width].astype(np.float32)
@@ -116,21 +135,21 @@ class DecisionLog:
         entries = tuple(self._entries)
         first = 0 if last_steps is None else max(0, len(entries) - last_steps)
         return tuple(
-            _explain(entry, entry.step.seq_ids.index(seq_id))
+            _explain(entry, entry.seq_ids.index(seq_id))
             for entry in entries[first:]
-            if seq_id in entry.step.seq_ids
+            if seq_id in entry.seq_ids
         )
 
 
 def _explain(entry: _Entry, row: int) -> Explanation:
     situation = _situation(entry, row)
-    index = int(entry.step.drafter[row])
-    num_drafted, num_accepted = _outcome(entry, entry.step.seq_ids[row])
+    index = int(entry.drafter[row])
+    num_drafted, num_accepted = _outcome(entry, entry.seq_ids[row])
     return Explanation(
         step=entry.number,
         time_s=entry.time_s,
         phase=entry.phase,
-        drafter=entry.step.drafters[index] if index >= 0 else None,
+        drafter=entry.drafters[index] if index >= 0 else None,
         k=situation.k,
         num_draft_tokens=num_drafted,
         num_accepted_tokens=num_accepted,
@@ -144,23 +163,23 @@ def _explain(entry: _Entry, row: int) -> Explanation:
 
 
 def _situation(entry: _Entry, row: int) -> Situation:
-    step, k, limit = entry.step, int(entry.ks[row]), int(entry.step.max_k[row])
+    k, limit = int(entry.ks[row]), int(entry.max_k[row])
     decision = entry.decision
     decided_k = int(decision.ks[row]) if decision else k
-    mine = entry.ks[step.drafter == step.drafter[row]]
+    depth = int(entry.ks[entry.drafter == entry.drafter[row]].max())
     survival = _survival(entry, row)
     return Situation(
         phase=entry.phase,
         k=k,
         decided_k=decided_k,
         limit=limit,
-        is_fixed=bool(step.is_fixed[row]),
-        has_drafter=bool(step.drafter[row] >= 0),
-        depth=int(mine.max()),
+        is_fixed=bool(entry.is_fixed[row]),
+        has_drafter=bool(entry.drafter[row] >= 0),
+        depth=depth,
         num_draft_tokens=int(entry.ks.sum()),
         next_survival=survival[k] if len(survival) > k else None,
         shadow_price=decision.shadow_price if decision else 0.0,
-        depth_price=_depth_price(entry, row, k, int(mine.max())),
+        depth_price=_depth_price(entry, row, k, depth),
         predicted_speedup=_speedup(entry.phase, decision),
         guard_ratio=entry.guard_ratio,
     )
@@ -176,14 +195,14 @@ def _survival(entry: _Entry, row: int) -> tuple[float, ...]:
     """Of positions 1..k + 1, as far as they were free to choose."""
     if not entry.survival.size:
         return ()
-    num_positions = min(int(entry.ks[row]) + 1, int(entry.step.max_k[row]))
+    num_positions = min(int(entry.ks[row]) + 1, int(entry.max_k[row]))
     return tuple(round(chance, 4) for chance in entry.survival[row, :num_positions].tolist())
 
 
 def _depth_price(entry: _Entry, row: int, k: int, depth: int) -> float:
     """Tokens that the drafter's time for position k + 1 of this row must earn. A step of it is paid
     once for the whole batch, so only going beyond the deepest k costs one."""
-    index = int(entry.step.drafter[row])
+    index = int(entry.drafter[row])
     if entry.decision is None or index < 0:
         return 0.0
     cost, goodput = entry.propose[index], entry.decision.goodput

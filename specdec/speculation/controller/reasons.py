@@ -85,18 +85,17 @@ def _ranked(at: Situation) -> str:
     """What keeps the first position that was not taken out of the step."""
     price = max(at.shadow_price, MIN_SURVIVAL)
     if at.next_survival is None:
-        return f"all {at.limit} allowed positions are worth the price {price:.2f}"
+        which = "the only allowed position is" if at.limit == 1 else f"all {at.limit} positions are"
+        return f"{which} worth the price {price:.2f}"
     position = f"position {at.k + 1} would be accepted with {at.next_survival:.2f}"
     if at.next_survival < price:
         return f"{position}, below the price {price:.2f}"
-    if at.k < at.depth:
-        return (
-            f"{position}, but the step's cost rises behind "
-            f"the batch's {at.num_draft_tokens} draft tokens"
-        )
-    if at.depth_price >= WORTH_NAMING:
+    if at.k == at.depth and at.depth_price >= WORTH_NAMING:
         return (
             f"{position}, but one more draft step for the batch must earn "
             f"{at.depth_price:.2f} tokens"
         )
-    return f"{position}, but drafting deeper promises hardly more, and the depth must not flap"
+    return (
+        f"{position}, but the step's cost rises behind the batch's {at.num_draft_tokens} "
+        "draft tokens"
+    )

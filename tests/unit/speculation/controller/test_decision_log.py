@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_the_last_position_allowed_has_none_behind_it() -> None:
     )
     (told,) = log.explanations(1)
     assert told.survival == (0.9, 0.8)
-    assert told.reason == "all 2 allowed positions are worth the price 0.38"
+    assert told.reason == "all 2 positions are worth the price 0.38"
 
 
 def test_off_tells_what_was_offered() -> None:
@@ -175,6 +176,16 @@ def test_an_append_makes_no_object_per_sequence() -> None:
     """What it costs the step does not grow with the batch, but for one copied array."""
     assert abs(num_allocated(256) - num_allocated(2)) <= 4
     assert num_allocated(256) < 20
+
+
+def test_the_step_itself_is_not_kept() -> None:
+    """It holds an object for each sequence."""
+    log, step = DecisionLog(), planned(free(1))
+    log.append(step, np.array([0]), "idle", 0.0, 1.0, None)
+    alive = weakref.ref(step)
+    del step
+    assert alive() is None
+    assert len(log.explanations(1)) == 1
 
 
 def test_the_controller_explains_every_step_that_it_planned() -> None:

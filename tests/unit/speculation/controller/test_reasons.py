@@ -37,8 +37,8 @@ RANKED = Situation(
         ),
         (
             {"next_survival": 0.45, "depth_price": 0.0},
-            "position 4 would be accepted with 0.45, but drafting deeper promises hardly more, and "
-            "the depth must not flap",
+            "position 4 would be accepted with 0.45, but the step's cost rises behind the batch's "
+            "7 draft tokens",
         ),
         (
             {"next_survival": 0.45, "depth": 5},
@@ -52,7 +52,11 @@ RANKED = Situation(
         ),
         (
             {"k": 8, "decided_k": 8, "next_survival": None},
-            "all 8 allowed positions are worth the price 0.38",
+            "all 8 positions are worth the price 0.38",
+        ),
+        (
+            {"k": 1, "decided_k": 1, "limit": 1, "next_survival": None},
+            "the only allowed position is worth the price 0.38",
         ),
         (
             {"k": 0, "decided_k": 0, "next_survival": 0.3},
