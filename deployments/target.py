@@ -82,6 +82,7 @@ class Target:
         self._resources = resources
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._remote: RemoteProposer | None = None
+        self._explaining = asyncio.Lock()
         self._engine = AsyncEngine(await asyncio.to_thread(self._build, draft is not None))
         if draft is not None and self._remote is not None:
             self._membership = Membership(draft, self._replica_id, self._remote.set_members)
@@ -144,8 +145,10 @@ class Target:
 
     async def explain(self, request_id: str, tenant: str) -> ReplicaExplanations:
         """Why a request of this tenant got its K, as far as it ran here and is remembered. In a
-        thread of its own: it must neither wait for a step that hangs nor hold up the streams."""
-        found = await asyncio.to_thread(self._engine.engine.explain, request_id)
+        thread of its own: it must neither wait for a step that hangs nor hold up the streams. One
+        at a time: it takes milliseconds of the interpreter, which the steps need."""
+        async with self._explaining:
+            found = await asyncio.to_thread(self._engine.engine.explain, request_id)
         mine = [each for each in found if owner_of(each.partition) == tenant]
         return ReplicaExplanations(self._replica_id, mine)
 

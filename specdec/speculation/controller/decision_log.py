@@ -142,7 +142,8 @@ class DecisionLog:
 
 
 def _explain(entry: _Entry, row: int) -> Explanation:
-    situation = _situation(entry, row)
+    survival = _survival(entry, row)
+    situation = _situation(entry, row, survival)
     index = int(entry.drafter[row])
     num_drafted, num_accepted = _outcome(entry, entry.seq_ids[row])
     return Explanation(
@@ -153,7 +154,7 @@ def _explain(entry: _Entry, row: int) -> Explanation:
         k=situation.k,
         num_draft_tokens=num_drafted,
         num_accepted_tokens=num_accepted,
-        survival=_survival(entry, row),
+        survival=survival,
         shadow_price=situation.shadow_price,
         depth_price=situation.depth_price,
         predicted_speedup=situation.predicted_speedup,
@@ -162,12 +163,11 @@ def _explain(entry: _Entry, row: int) -> Explanation:
     )
 
 
-def _situation(entry: _Entry, row: int) -> Situation:
+def _situation(entry: _Entry, row: int, survival: tuple[float, ...]) -> Situation:
     k, limit = int(entry.ks[row]), int(entry.max_k[row])
     decision = entry.decision
     decided_k = int(decision.ks[row]) if decision else k
     depth = int(entry.ks[entry.drafter == entry.drafter[row]].max())
-    survival = _survival(entry, row)
     return Situation(
         phase=entry.phase,
         k=k,

@@ -42,11 +42,13 @@ def test_the_health_check_is_nobodys():
     assert owner_of("health") is None
 
 
-async def test_a_target_tells_a_tenant_its_own_requests_only(monkeypatch):
+async def test_a_target_tells_a_tenant_its_own_requests_only():
     """Two tenants may use one id."""
     mine, theirs = explained(tenant="a"), explained(tenant="b")
     engine = SimpleNamespace(explain=lambda request_id: [mine, theirs])
-    target = SimpleNamespace(_engine=SimpleNamespace(engine=engine), _replica_id="t1")
+    target = SimpleNamespace(
+        _engine=SimpleNamespace(engine=engine), _replica_id="t1", _explaining=asyncio.Lock()
+    )
     explain = Target.explain
     assert (await explain(target, "r", "a")).sequences == [mine]
     assert (await explain(target, "r", "b")).sequences == [theirs]
