@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 
 from specdec.sequence import Sequence
+from specdec.speculation.controller.interface import Scored, SequenceResult
 from specdec.speculation.proposer import Committed, DraftTokens, Proposer
 
 
@@ -62,6 +63,21 @@ class Drafters:
         for name, wanted in by_drafter.items():
             drafts.update(self._proposers[name].propose(wanted, wait_s))
         return drafts
+
+    def score(
+        self, committed: SequenceOf[Committed], results: SequenceOf[SequenceResult]
+    ) -> None:
+        """Add to the results what drafters that take no time would have had accepted, whether they
+        proposed or not; to be asked before they hear of the commits."""
+        tokens = {result.seq_id: result.token_ids for result in committed}
+        free = [proposer for proposer in self._proposers.values() if not proposer.takes_time]
+        for result in results:
+            for proposer in free:
+                compared = tokens[result.seq_id]
+                matching = proposer.num_matching(result.seq_id, compared) if compared else None
+                if matching is not None:
+                    score = Scored(proposer.name, len(compared), matching)
+                    result.scored = (*result.scored, score)
 
     def commit(self, results: SequenceOf[Committed]) -> None:
         """Tell every drafter of a sequence, whether it proposed or not, unless it is closed."""

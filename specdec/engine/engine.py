@@ -223,6 +223,7 @@ class Engine:
         verdicts = verify_step(logits[indices] if len(indices) < len(logits) else logits, items)
         num_kv_tokens = sum(row.sequence.num_computed_tokens for row in rows)
         results, committed = self._commit(rows, logits, verdicts, outputs)
+        self.drafters.score(committed, results)
         self.drafters.commit(committed)
         self._observe(rows, results, num_kv_tokens, started_s, propose_started_s, run_started_s)
         self.explanations.collect(results, self.controller)
@@ -230,13 +231,21 @@ class Engine:
 
     def _plan_k(self, schedule: Schedule, now_s: float) -> dict[int, int]:
         """k per sequence id, blocks for it reserved; sequences with k = 0 are absent."""
-        states = [self._sequence_state(sequence) for sequence in schedule.decodes]
+        options = [self._drafter_options(sequence) for sequence in schedule.decodes]
+        states = [
+            self._sequence_state(sequence, names)
+            for sequence, names in zip(schedule.decodes, options, strict=True)
+        ]
         state = BatchState(
             sequences=states,
             num_prefill_tokens=schedule.num_prefill_tokens,
             num_kv_tokens=sum(sequence.num_computed_tokens for sequence in schedule.sequences),
             now_s=now_s,
         )
+        if any(len(names) > 1 for names in options):
+            chosen_drafters = self.controller.choose_drafters(state, options)
+            for chosen, drafter in zip(states, chosen_drafters, strict=True):
+                chosen.drafter = drafter
         ks = {}
         planned = self.controller.plan(state) if states else []
         for sequence, planned_k, chosen in zip(schedule.decodes, planned, states, strict=True):
@@ -252,19 +261,21 @@ class Engine:
         self._num_prefill_steps = self._num_prefill_steps + 1 if schedule.prefills else 0
         return self._num_prefill_steps == 0 or self._num_prefill_steps > MAX_UNDRAFTED_STEPS
 
-    def _sequence_state(self, sequence: Sequence) -> SequenceState:
+    def _drafter_options(self, sequence: Sequence) -> tuple[str, ...]:
+        """Who may propose in this step, the preferred one first; one at most where K is fixed."""
         is_fixed = sequence.params.speculation.mode == "fixed"
         names = self.drafters.available(sequence, self._may_wait or is_fixed)
-        room = min(sequence.max_k, self.scheduler.draft_room(sequence)) if names else 0
-        drafter = names[0] if names else None
-        if len(names) > 1 and room > 0 and not is_fixed:
-            drafter = self.controller.choose_drafter(sequence.seq_id, names, room)
+        return names[:1] if is_fixed else names
+
+    def _sequence_state(self, sequence: Sequence, names: tuple[str, ...]) -> SequenceState:
+        is_fixed = sequence.params.speculation.mode == "fixed"
         return SequenceState(
             seq_id=sequence.seq_id,
             context_len=sequence.num_tokens,
-            max_k=room,
+            max_k=min(sequence.max_k, self.scheduler.draft_room(sequence)) if names else 0,
             fixed_k=sequence.max_k if is_fixed else None,
-            drafter=drafter,
+            drafter=names[0] if names else None,
+            label=sequence.partition,
         )
 
     def _wait_s(self) -> float:

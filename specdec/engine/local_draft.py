@@ -99,6 +99,9 @@ class LocalDraftProposer:
             self._ask_ready(unasked, deadline_s)
         return self.sessions.collect(ks)
 
+    def num_matching(self, seq_id: int, token_ids: SequenceOf[int]) -> None:
+        """It would have to draft to tell."""
+
     def commit(self, results: SequenceOf[Committed]) -> None:
         for result in results:
             self.sessions.commit(result)

@@ -5,6 +5,8 @@ It exists so that invented prompts teach the real controller nothing about accep
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+
 from specdec.sequence import Explanation
 from specdec.speculation.controller import BatchState, DraftPoint, StepResult
 
@@ -27,9 +29,11 @@ class Rehearsal:
         """What each drafter's rounds took. The first of all ran cold, and tells nothing."""
         return {name: tuple(rounds[1:]) for name, rounds in self._rounds.items() if rounds[1:]}
 
-    def choose_drafter(self, seq_id: int, drafters: tuple[str, ...], max_k: int) -> str:
+    def choose_drafters(
+        self, state: BatchState, options: SequenceOf[tuple[str, ...]]
+    ) -> list[str | None]:
         """Each in turn, and in one step one for all, so that it is known who took the time."""
-        return drafters[self._num_steps % len(drafters)]
+        return [names[self._num_steps % len(names)] if names else None for names in options]
 
     def plan(self, state: BatchState) -> list[int]:
         return [

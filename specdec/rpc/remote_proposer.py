@@ -92,6 +92,9 @@ class RemoteProposer:
         self._wake()
         return self._pool.collect(ks, wait_s)
 
+    def num_matching(self, seq_id: int, token_ids: SequenceOf[int]) -> None:
+        """It would have to draft to tell."""
+
     def commit(self, results: SequenceOf[Committed]) -> None:
         if self._pool.commit(results):
             self._wake()

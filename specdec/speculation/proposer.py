@@ -64,6 +64,11 @@ class Proposer(Protocol):
         """
         ...
 
+    def num_matching(self, seq_id: int, token_ids: SequenceOf[int]) -> int | None:
+        """How many of the tokens that were just committed its proposal would have begun with, had
+        it been asked when `available` was; None where it cannot tell, or not for free."""
+        ...
+
     def commit(self, results: SequenceOf[Committed]) -> None:
         """Tell what was committed; every committed token of every open sequence is told once."""
         ...

@@ -45,9 +45,11 @@ class Baseline(ABC):
         """What the policy adds to `snapshot`."""
         return {}
 
-    def choose_drafter(self, seq_id: int, drafters: tuple[str, ...], max_k: int) -> str:
+    def choose_drafters(
+        self, state: BatchState, options: SequenceOf[tuple[str, ...]]
+    ) -> list[str | None]:
         """The first in order of preference."""
-        return drafters[0]
+        return [names[0] if names else None for names in options]
 
     def plan(self, state: BatchState) -> list[int]:
         """k for each of `state.sequences`, in order, 0 <= k <= max_k."""

@@ -1,4 +1,4 @@
-"""How likely draft tokens are to be accepted: counts per position, request -> drafter -> prior.
+"""How likely draft tokens are to be accepted: drafter -> outcome before -> class -> request.
 
 Learns from outcomes of verification only. Costs, load and decisions are other modules' business.
 Everything is an array over the sequences of a step, since 256 of them are asked for at once.
@@ -13,38 +13,53 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.speculation.controller.change import ChangeDetector
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-REQUEST_DECAY = 0.99
-DRAFTER_DECAY = 0.995
-PRIOR_WEIGHT = 8.0
-RATIO_WEIGHT = 8.0
+# One observation is one proposal. A drafter's counts reach back over 10,000 of them, a class's over
+# 500, a request's over 50.
+DRAFTER_DECAY = 0.9999
+CLASS_DECAY = 0.998
+REQUEST_DECAY = 0.98
+# Pseudo-observations that tie an estimate to the one above it.
+PRIOR_WEIGHT = 16.0
+OUTCOME_WEIGHT = 8.0
+RUN_WEIGHT = 4.0
+CLASS_WEIGHT = 24.0
+REQUEST_WEIGHT = 6.0
+# After a change the past counts as this many proposals in each cell, and no more.
+KEPT_AFTER_CHANGE = 4.0
+# The outcome before: none yet, 0 accepted, 1, 2-3, 4-7, 8-15, 16 and more.
+OUTCOMES_FROM = np.array([0, 1, 2, 4, 8, 16])
+FRESH, NUM_OUTCOMES = 0, 7
+# How often the last few proposals had their first token accepted: a running mean, in five classes.
+RUN_RATE = 0.15
+RUNS_FROM = np.array([0.03, 0.1, 0.25, 0.5])
+NUM_RUNS = 5
+NUM_CELLS = NUM_OUTCOMES * NUM_RUNS
+RATIO_POSITIONS = 4
+MAX_ACCEPTANCE = 0.999
 MAX_REQUESTS = 4096
-AFTER_MISS, AFTER_FULL = 0, 1
+MAX_CLASSES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterPrior:
     """What is believed of a drafter before it has been seen.
 
-    acceptance: probability that draft token j is accepted, given that all before it were; by the
-        outcome of the previous proposal (AFTER_MISS, AFTER_FULL). The last value goes on for ever.
-    bursty: whether that outcome matters. It does for lookup, hardly for models (lag-1
-        autocorrelation 0.03-0.43 against 0.03-0.06 in published traces).
-    request_weight: pseudo-observations that tie a request to its drafter's average; the spread of
-        requests around it is a Beta law of about this concentration.
+    acceptance: probability that draft token j is accepted, given that all before it were. The last
+        value goes on for ever.
     relative_draft_s: seconds of one draft step over seconds of one target step of one token.
     """
 
-    acceptance: tuple[tuple[float, ...], tuple[float, ...]]
-    bursty: bool
-    request_weight: float
+    acceptance: tuple[float, ...]
     relative_draft_s: float
 
 
-MODEL_PRIOR = DrafterPrior(((0.78, 0.8), (0.78, 0.8)), False, 24.0, 0.4)
-LOOKUP_PRIOR = DrafterPrior(((0.45, 0.7, 0.8, 0.85), (0.8, 0.9, 0.92, 0.95)), True, 8.0, 0.0)
+MODEL_PRIOR = DrafterPrior((0.75, 0.75, 0.78, 0.8), 0.4)
+LOOKUP_PRIOR = DrafterPrior((0.45, 0.7, 0.8, 0.85), 0.0)
 PRIORS = {"ngram": LOOKUP_PRIOR}
 
 
@@ -52,54 +67,110 @@ def prior_of(drafter: str) -> DrafterPrior:
     return PRIORS.get(drafter, MODEL_PRIOR)
 
 
-@dataclass(slots=True)
-class _DrafterCounts:
-    """Decayed counts of one drafter, [2 contexts, max_k]."""
+class _Counts:
+    """Decayed trials and successes of one drafter by position, in cells of growing detail.
 
-    prior: DrafterPrior
-    prior_acceptance: Floats
-    trials: Floats
-    successes: Floats
+    Lookup is bursty: what it had accepted last says most of what it will have accepted next
+    (lag-1 autocorrelation 0.03-0.43 in published traces). Models hardly are (0.03-0.06); their
+    cells differ little, and what there is to learn is learned at the price of RUN_WEIGHT.
+    """
+
+    def __init__(self, prior: DrafterPrior, max_k: int) -> None:
+        curve = prior.acceptance
+        self.prior = np.array([curve[min(j, len(curve) - 1)] for j in range(max_k)])
+        self.cells = np.zeros((2, NUM_OUTCOMES, NUM_RUNS, max_k))
+        self.change = ChangeDetector()
+        self._table: Floats | None = None
 
     def acceptance(self) -> Floats:
-        prior = PRIOR_WEIGHT * self.prior_acceptance
-        result: Floats = (self.successes + prior) / (self.trials + PRIOR_WEIGHT)
-        return result
+        """[NUM_CELLS, max_k]: of draft token j, given that all before it were accepted."""
+        if self._table is None:
+            trials, successes = self.cells
+            by_outcome = self.cells.sum(axis=2)
+            overall = _shrunk(*by_outcome.sum(axis=1), self.prior, PRIOR_WEIGHT)
+            outcome = _shrunk(*by_outcome, overall, OUTCOME_WEIGHT)
+            table = _shrunk(trials, successes, outcome[:, None], RUN_WEIGHT)
+            self._table = table.reshape(NUM_CELLS, -1)
+        return self._table
+
+    def overall(self) -> Floats:
+        """[max_k]: the average over all situations."""
+        trials, successes = self.cells.sum(axis=(1, 2))
+        return _shrunk(trials, successes, self.prior, PRIOR_WEIGHT)
+
+    def add(self, cells: Ints, trials: Floats, successes: Floats) -> None:
+        """One proposal in each row, [rows] and [rows, max_k]."""
+        member = (np.arange(NUM_CELLS)[:, None] == cells).astype(np.float64)
+        new = np.stack((member @ trials, member @ successes))
+        self.cells *= DRAFTER_DECAY ** len(cells)
+        self.cells += new.reshape(self.cells.shape)
+        self._table = None
+
+    def forget(self, kept: float) -> None:
+        """Let each cell count as at most `kept` proposals from here on."""
+        first = self.cells[0, :, :, 0]
+        self.cells *= np.minimum(1.0, kept / np.maximum(first, kept))[:, :, None]
+        self._table = None
+
+
+def _shrunk(trials: Floats, successes: Floats, towards: Floats, weight: float) -> Floats:
+    """Posterior mean with `weight` pseudo-observations at `towards`."""
+    result: Floats = (successes + weight * towards) / (trials + weight)
+    return result
 
 
 class AcceptanceModel:
     """Acceptance and survival estimates for every (sequence, drafter) pair.
 
     A proposal of d tokens of which a are accepted is a trial at positions 1..min(a + 1, d) and a
-    success at 1..a: positions behind the first rejection say nothing (censored counts).
+    success at 1..a: positions behind the first rejection say nothing (censored counts). A class
+    and a request multiply the odds of the table by accepted over expected, both shrunk to 1.
     """
 
     def __init__(self, max_k: int, max_requests: int = MAX_REQUESTS) -> None:
         self._max_k = max_k
-        self._drafters: dict[str, _DrafterCounts] = {}
+        self._positions = np.arange(max_k)
+        self._drafters: dict[str, _Counts] = {}
         self._slots: OrderedDict[tuple[int, str], int] = OrderedDict()
         self._free = list(range(max_requests - 1, -1, -1))
-        self._trials = np.zeros((max_requests, 2, max_k))
-        self._successes = np.zeros((max_requests, 2, max_k))
-        self._context = np.zeros(max_requests, dtype=np.int64)
+        self._classes: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._outcome = np.zeros(max_requests, dtype=np.int64)
+        self._run = np.zeros(max_requests)
+        self._class = np.zeros(max_requests, dtype=np.int64)
+        # accepted and expected, of requests and of classes
+        self._request_counts = np.zeros((2, max_requests))
+        self._class_counts = np.zeros((2, MAX_CLASSES))
 
-    def survival(self, drafter: str, seq_ids: SequenceOf[int]) -> Floats:
-        """[sequences, max_k]: probability that the first j draft tokens are all accepted."""
-        counts = self._counts(drafter)
-        slots = self._slots_of(drafter, seq_ids)
-        context = self._context[slots]
-        weight = counts.prior.request_weight
-        shared = counts.acceptance()[context]
-        trials = self._trials[slots, context]
-        successes = self._successes[slots, context]
-        # A request whose first tokens fail more than usual has little to hope for behind them,
-        # where it has hardly any trials of its own.
-        expected = (trials * shared).sum(axis=1, keepdims=True)
-        ratio = (successes.sum(axis=1, keepdims=True) + RATIO_WEIGHT) / (expected + RATIO_WEIGHT)
-        shared = shared * np.minimum(ratio, 1.0)
-        acceptance = (successes + weight * shared) / (trials + weight)
-        result: Floats = np.cumprod(acceptance, axis=1, dtype=np.float64)
+    def survival(
+        self, drafter: str, seq_ids: SequenceOf[int], classes: SequenceOf[str] = ()
+    ) -> Floats:
+        """[sequences, max_k]: probability that the first j draft tokens are all accepted.
+
+        `classes` names the class of each sequence (a tenant, a task); it is heard once, when the
+        sequence is first seen.
+        """
+        slots = self._slots_of(drafter, seq_ids, classes)
+        result: Floats = np.cumprod(self._acceptance(drafter, slots), axis=1, dtype=np.float64)
         return result
+
+    def _acceptance(self, drafter: str, slots: Ints) -> Floats:
+        table = np.minimum(self._counts(drafter).acceptance()[self._cells(slots)], MAX_ACCEPTANCE)
+        odds = self._ratio(slots)[:, None] * table
+        result: Floats = odds / (1.0 - table + odds)
+        return result
+
+    def _cells(self, slots: Ints) -> Ints:
+        runs = np.searchsorted(RUNS_FROM, self._run[slots])
+        cells: Ints = self._outcome[slots] * NUM_RUNS + runs
+        return cells
+
+    def _ratio(self, slots: Ints) -> Floats:
+        """[sequences]: the odds of this request over those of its drafter."""
+        accepted, expected = self._class_counts[:, self._class[slots]]
+        of_class = (accepted + CLASS_WEIGHT) / (expected + CLASS_WEIGHT)
+        accepted, expected = self._request_counts[:, slots]
+        ratio: Floats = (accepted + REQUEST_WEIGHT * of_class) / (expected + REQUEST_WEIGHT)
+        return ratio
 
     def record(
         self,
@@ -110,28 +181,40 @@ class AcceptanceModel:
     ) -> None:
         """Learn from one step's proposals of one drafter; every `drafted` is at least 1."""
         counts = self._counts(drafter)
-        slots = self._slots_of(drafter, seq_ids)
-        context = self._context[slots]
+        slots = self._slots_of(drafter, seq_ids, ())
         num_drafted, num_accepted = np.asarray(drafted), np.asarray(accepted)
-        positions = np.arange(self._max_k)
-        successes = (positions < num_accepted[:, None]).astype(np.float64)
-        trials = (positions < np.minimum(num_accepted + 1, num_drafted)[:, None]).astype(np.float64)
-        for table, new in ((self._trials, trials), (self._successes, successes)):
-            table[slots, context] = table[slots, context] * REQUEST_DECAY + new
-        for table, new in ((counts.trials, trials), (counts.successes, successes)):
-            table *= DRAFTER_DECAY ** np.bincount(context, minlength=2)[:, None]
-            np.add.at(table, context, new)
-        if counts.prior.bursty:
-            self._context[slots] = np.where(num_accepted >= num_drafted, AFTER_FULL, AFTER_MISS)
+        successes = (self._positions < num_accepted[:, None]).astype(np.float64)
+        reached = np.minimum(num_accepted + 1, num_drafted)
+        trials = (self._positions < reached[:, None]).astype(np.float64)
+        cells = self._cells(slots)
+        expected = trials[:, :RATIO_POSITIONS] * counts.acceptance()[cells, :RATIO_POSITIONS]
+        surprise = successes[:, 0] - self._acceptance(drafter, slots)[:, 0]
+        self._weigh(slots, successes[:, :RATIO_POSITIONS].sum(axis=1), expected.sum(axis=1))
+        counts.add(cells, trials, successes)
+        self._outcome[slots] = 1 + np.searchsorted(OUTCOMES_FROM, num_accepted, side="right") - 1
+        self._run[slots] += RUN_RATE * (successes[:, 0] - self._run[slots])
+        if counts.change.observe(float(surprise.sum()), len(slots)):
+            self._forget(drafter, slots)
 
-    def forget(self, drafter: str, seq_id: int, share: float) -> None:
-        """Scale down what is known of a drafter, and of this sequence with it: times changed."""
-        counts = self._counts(drafter)
-        slot = self._slots_of(drafter, [seq_id])[0]
-        for table in (counts.trials, counts.successes):
-            table *= 1 - share
-        for table in (self._trials, self._successes):
-            table[slot] *= 1 - share
+    def _weigh(self, slots: Ints, accepted: Floats, expected: Floats) -> None:
+        """Count accepted tokens against those that the drafter's average made expect."""
+        new = np.stack((accepted, expected))
+        self._request_counts[:, slots] = REQUEST_DECAY * self._request_counts[:, slots] + new
+        classes = self._class[slots]
+        for index in np.unique(classes):
+            mine = classes == index
+            self._class_counts[:, index] *= CLASS_DECAY ** int(mine.sum())
+            self._class_counts[:, index] += new[:, mine].sum(axis=1)
+
+    def _forget(self, drafter: str, slots: Ints) -> None:
+        """Times changed: let the new ones be learned as quickly as the first."""
+        self._counts(drafter).forget(KEPT_AFTER_CHANGE)
+        self._request_counts[:, slots] = 0.0
+        self._class_counts[:, np.unique(self._class[slots])] = 0.0
+
+    def woke(self, drafter: str, seq_id: int) -> None:
+        """A drafter that had been given up succeeded: what is known of it is out of date."""
+        self._forget(drafter, self._slots_of(drafter, [seq_id], ()))
 
     def close(self, seq_id: int) -> None:
         """Drop a finished sequence; its drafter's average keeps what it taught."""
@@ -142,34 +225,44 @@ class AcceptanceModel:
 
     def first_acceptance(self) -> dict[str, float]:
         """Acceptance of the first draft token by drafter, for metrics."""
-        return {
-            name: float(counts.acceptance()[AFTER_MISS, 0])
-            for name, counts in self._drafters.items()
-        }
+        return {name: float(counts.overall()[0]) for name, counts in self._drafters.items()}
 
-    def _counts(self, drafter: str) -> _DrafterCounts:
+    def num_changes(self) -> dict[str, int]:
+        """Change points found, by drafter."""
+        return {name: counts.change.num_changes for name, counts in self._drafters.items()}
+
+    def _counts(self, drafter: str) -> _Counts:
         if drafter not in self._drafters:
-            prior = prior_of(drafter)
-            curves = [
-                [curve[min(position, len(curve) - 1)] for position in range(self._max_k)]
-                for curve in prior.acceptance
-            ]
-            shape = (2, self._max_k)
-            self._drafters[drafter] = _DrafterCounts(
-                prior, np.array(curves).reshape(shape), np.zeros(shape), np.zeros(shape)
-            )
+            self._drafters[drafter] = _Counts(prior_of(drafter), self._max_k)
         return self._drafters[drafter]
 
-    def _slots_of(self, drafter: str, seq_ids: SequenceOf[int]) -> Ints:
-        return np.array([self._slot(seq_id, drafter) for seq_id in seq_ids], dtype=np.int64)
+    def _slots_of(self, drafter: str, seq_ids: SequenceOf[int], classes: SequenceOf[str]) -> Ints:
+        slots = self._slots
+        found = [slots.get((seq_id, drafter), -1) for seq_id in seq_ids]
+        if -1 in found:
+            self._counts(drafter)
+            names = classes or [""] * len(found)
+            for row, (seq_id, name) in enumerate(zip(seq_ids, names, strict=True)):
+                if found[row] < 0:
+                    found[row] = self._open(seq_id, drafter, name)
+        return np.array(found, dtype=np.int64)
 
-    def _slot(self, seq_id: int, drafter: str) -> int:
-        key = (seq_id, drafter)
-        slot = self._slots.get(key)
-        if slot is None:
-            # More pairs than slots: the oldest give way.
-            slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
-            self._slots[key] = slot
-            self._trials[slot] = self._successes[slot] = 0.0
-            self._context[slot] = AFTER_MISS
+    def _open(self, seq_id: int, drafter: str, name: str) -> int:
+        # More pairs than slots: the oldest give way.
+        slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+        self._slots[seq_id, drafter] = slot
+        self._outcome[slot] = FRESH
+        self._run[slot] = 0.0
+        self._request_counts[:, slot] = 0.0
+        self._class[slot] = self._class_index(drafter, name)
         return slot
+
+    def _class_index(self, drafter: str, name: str) -> int:
+        key = (drafter, name)
+        index = self._classes.get(key)
+        if index is None:
+            full = len(self._classes) == MAX_CLASSES
+            index = self._classes.popitem(last=False)[1] if full else len(self._classes)
+            self._classes[key] = index
+            self._class_counts[:, index] = 0.0
+        return index

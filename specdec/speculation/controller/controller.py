@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -16,11 +17,16 @@ from numpy.typing import NDArray
 from specdec.config import SpeculationConfig
 from specdec.sequence import Explanation
 from specdec.speculation.controller.acceptance import AcceptanceModel
-from specdec.speculation.controller.choice import DrafterChooser, best_goodput
+from specdec.speculation.controller.choice import DrafterChooser, Offer
 from specdec.speculation.controller.cost import TRUSTED, CostModel, ProfilePoint
 from specdec.speculation.controller.decision_log import DecisionLog, Grounds
 from specdec.speculation.controller.guard import Guard
-from specdec.speculation.controller.interface import BatchState, SequenceResult, StepResult
+from specdec.speculation.controller.interface import (
+    BatchState,
+    SequenceResult,
+    SequenceState,
+    StepResult,
+)
 from specdec.speculation.controller.policy import Candidates, Decision, StepCosts, decide
 from specdec.speculation.controller.probe import ProbeOption, Prober
 from specdec.speculation.controller.profile import CostSeed
@@ -34,14 +40,13 @@ CALIBRATION_STEPS = 2
 CALIBRATION_K = 2
 # A drafter may decline, say while it computes the prompt: the prior serves if it goes on so.
 MAX_CALIBRATION_TRIALS = 8
-BASELINE_EVERY_STEPS = 100
+BASELINE_EVERY_STEPS = 400
 BASELINE_GROWTH = 8
 GUARDED_FROM_BASELINE_STEPS = 6
 # Tokens gained over tokens that their time would have given: to begin, and to go on.
-RETURN_TO_BEGIN = 1.2
-RETURN_TO_STAY = 1.05
+RETURN_TO_BEGIN = 1.1
+RETURN_TO_STAY = 1.0
 DELIVERED_RATE = 0.1
-FORGOTTEN_ON_SUCCESS = 0.5
 RATE_DECAY = 0.98
 
 
@@ -86,21 +91,34 @@ class GoodputController:
         if seed.steps:
             self._num_baseline_steps = max(self._num_baseline_steps, CALIBRATION_STEPS)
 
-    def choose_drafter(self, seq_id: int, drafters: tuple[str, ...], max_k: int) -> str:
-        """The drafter that promises most at its own best K, were all of the batch to do alike."""
-        max_k = min(max_k, self._max_k)
-        if not self._cost.run.count or not max_k:
-            return drafters[0]
-        ks = np.arange(max_k + 1)
-        batch = self._batch_size
-        run_s = self._cost.run_s(batch * (1 + ks), self._num_kv_tokens)
-        goodput = {}
-        for name in drafters:
-            survival = self._acceptance.survival(name, [seq_id])[0, :max_k] * self._delivered[name]
-            cost = self._cost.propose_cost(name)
-            propose_s = cost.by_depth[: max_k + 1] + cost.per_token_s * batch * ks
-            goodput[name] = best_goodput(survival, run_s, propose_s)
-        return self._chooser.choose(goodput)
+    def choose_drafters(
+        self, state: BatchState, options: SequenceOf[tuple[str, ...]]
+    ) -> list[str | None]:
+        """The drafters that promise most together, each sequence at its own best K."""
+        names = sorted({name for names in options for name in names}, key=_preference(options))
+        if not self.knows_steps or len(names) < 2:
+            return [choice[0] if choice else None for choice in options]
+        offers = [self._offer(name, state, options) for name in names]
+        num_tokens = state.num_prefill_tokens + len(state.sequences)
+
+        def run_s(added: Floats) -> Floats:
+            return self._cost.run_s(num_tokens + added, state.num_kv_tokens)
+
+        price = self._decision.shadow_price if self._decision else 0.0
+        chosen = self._chooser.choose(offers, run_s, price).tolist()
+        return [
+            names[index] if choice else None for index, choice in zip(chosen, options, strict=True)
+        ]
+
+    def _offer(self, name: str, state: BatchState, options: SequenceOf[tuple[str, ...]]) -> Offer:
+        available = np.array([name in choice for choice in options], dtype=bool)
+        rows = np.flatnonzero(available)
+        sequences = [state.sequences[row] for row in rows]
+        survival = np.zeros((len(options), self._max_k))
+        survival[rows] = self._survival_of(name, sequences)
+        max_k = np.array([s.max_k for s in state.sequences])
+        survival[np.arange(self._max_k) >= max_k[:, None]] = 0.0
+        return Offer(name, survival, available, self._cost.propose_cost(name))
 
     def plan(self, state: BatchState) -> list[int]:
         """k for each of `state.sequences`, in order, 0 <= k <= max_k."""
@@ -166,10 +184,14 @@ class GoodputController:
         survival = np.zeros((len(step.max_k), self._max_k))
         for index, drafter in enumerate(step.drafters):
             rows = np.flatnonzero((step.drafter == index) & (step.max_k > 0))
-            seq_ids = [step.seq_ids[row] for row in rows]
-            survival[rows] = self._acceptance.survival(drafter, seq_ids)
-            survival[rows] *= self._delivered[drafter]
+            survival[rows] = self._survival_of(drafter, [step.sequences[row] for row in rows])
         return survival
+
+    def _survival_of(self, drafter: str, sequences: SequenceOf[SequenceState]) -> Floats:
+        seq_ids = [sequence.seq_id for sequence in sequences]
+        classes = [sequence.label for sequence in sequences]
+        survival = self._acceptance.survival(drafter, seq_ids, classes)
+        return survival * self._delivered[drafter]
 
     def _costs(self, step: PlannedStep) -> StepCosts:
         alone_s, with_prefill_s = self._cost.run_s(
@@ -185,9 +207,11 @@ class GoodputController:
         """Raise the k of one sequence where there is credit for a trial."""
         if not self._prober.is_due:
             return ks
+        # What lookup would have had accepted is known without trying.
+        is_flat = np.array([cost.is_flat for cost in costs.propose] + [True])[step.drafter]
         options = [
             ProbeOption(int(row), step.seq_ids[row], int(ks[row]), int(step.max_k[row]))
-            for row in np.flatnonzero(ks < step.max_k)
+            for row in np.flatnonzero((ks < step.max_k) & ~is_flat)
         ]
 
         def price_s(option: ProbeOption) -> float:
@@ -267,25 +291,19 @@ class GoodputController:
             if result.drafter is not None and result.planned_k > 0:
                 by_drafter[result.drafter].append(result)
         for drafter, planned in by_drafter.items():
-            self._observe_drafter(drafter, planned)
+            self._observe_delivery(drafter, planned)
+        for drafter, trials in _trials(results).items():
+            self._acceptance.record(drafter, *zip(*trials, strict=True))
         for result in results:
             if result.finished:
                 self.close(result.seq_id)
 
-    def _observe_drafter(self, drafter: str, planned: list[SequenceResult]) -> None:
+    def _observe_delivery(self, drafter: str, planned: list[SequenceResult]) -> None:
         share = sum(r.num_draft_tokens for r in planned) / sum(r.planned_k for r in planned)
         self._delivered[drafter] += DELIVERED_RATE * (min(share, 1.0) - self._delivered[drafter])
-        drafted = [r for r in planned if r.num_draft_tokens > 0]
-        for r in drafted:
+        for r in planned:
             if self._prober.succeeded(r.seq_id, r.num_draft_tokens, r.num_accepted_tokens):
-                self._acceptance.forget(drafter, r.seq_id, FORGOTTEN_ON_SUCCESS)
-        if drafted:
-            self._acceptance.record(
-                drafter,
-                [r.seq_id for r in drafted],
-                [r.num_draft_tokens for r in drafted],
-                [r.num_accepted_tokens for r in drafted],
-            )
+                self._acceptance.woke(drafter, r.seq_id)
 
     def _observe_speed(self, result: StepResult) -> None:
         """Compare speculation with its baseline, where that is fair: no prefill, no fixed K."""
@@ -326,3 +344,26 @@ class GoodputController:
             values[f"acceptance_first_{drafter}"] = acceptance
             values[f"delivered_{drafter}"] = self._delivered[drafter]
         return values
+
+
+def _preference(options: SequenceOf[tuple[str, ...]]) -> Callable[[str], tuple[int, str]]:
+    """Sort key: the drafter that stands first where it stands."""
+    rank: dict[str, int] = {}
+    for names in set(options):
+        for position, name in enumerate(names):
+            rank[name] = max(position, rank.get(name, 0))
+    return lambda name: (rank[name], name)
+
+
+def _trials(results: SequenceOf[SequenceResult]) -> dict[str, list[tuple[int, int, int]]]:
+    """drafter -> (sequence, tokens compared, tokens accepted). What scoring tells of a drafter
+    includes what its own proposal showed, and a token more where all of that was accepted."""
+    trials: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    for result in results:
+        scored = {score.drafter for score in result.scored} if result.scored else ()
+        for score in result.scored:
+            trials[score.drafter].append((result.seq_id, score.num_compared, score.num_matching))
+        if result.drafter and result.drafter not in scored and result.num_draft_tokens > 0:
+            row = (result.seq_id, result.num_draft_tokens, result.num_accepted_tokens)
+            trials[result.drafter].append(row)
+    return trials

@@ -5,254 +5,137 @@ Knows times, tokens and KV lengths. Nothing here looks at acceptance.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specdec.speculation.controller.acceptance import prior_of
+from specdec.speculation.controller.alarms import DrafterAlarms
+from specdec.speculation.controller.drafter_cost import DrafterCost
+from specdec.speculation.controller.interface import DrafterTiming
+from specdec.speculation.controller.latency_curve import TRUSTED, LatencyCurve
 from specdec.speculation.controller.policy import ProposeCost
 from specdec.speculation.controller.profile import CostSeed, ProfilePoint
 
-Floats = NDArray[np.float64]
+__all__ = ["TRUSTED", "CostModel", "ProfilePoint"]
 
-EXACT_BUCKETS = 32
-BUCKETS_PER_OCTAVE = 8
-MIN_OF_FIRST = 3
-TRUSTED = 8
-CELL_RATE = 0.05
-DRIFT_RATE = 0.1
-LINE_DECAY = 0.995
-LINE_WEIGHT = 4.0
-RIDGE_X, RIDGE_Y = 1.0, 16.0
-HALF_LIFE_STEPS = 512.0
-MAX_SURPRISE = 2.0
+Floats = NDArray[np.float64]
+Amount = tuple[int, int]  # deepest k, draft tokens of all sequences
+
 # A row more costs about this part of a step while the step reads weights, not rows.
 RELATIVE_TOKEN_S = 0.04
-
-
-@dataclass(slots=True)
-class _Cell:
-    """Time measured around one x, in seconds over the drift of that moment."""
-
-    x: float
-    y: float
-    seconds: float
-    count: float
-    step: int
-
-
-@dataclass(slots=True)
-class _Knot:
-    x: float
-    seconds: float
-    weight: float
-
-
-def _not_decreasing(knots: list[_Knot]) -> Floats:
-    """Isotonic regression (pool adjacent violators): more work never takes less time, whatever
-    the noise says. Otherwise draft tokens would look free whose cell had a lucky start."""
-    pools: list[tuple[float, float, int]] = []  # seconds, weight, knots
-    for knot in knots:
-        seconds, weight, size = knot.seconds, knot.weight, 1
-        while pools and pools[-1][0] > seconds:
-            other_s, other_weight, other_size = pools.pop()
-            if math.isinf(other_weight):
-                seconds = other_s
-            else:
-                seconds = (weight * seconds + other_weight * other_s) / (weight + other_weight)
-            weight, size = weight + other_weight, size + other_size
-        pools.append((seconds, weight, size))
-    return np.array([seconds for seconds, _, size in pools for _ in range(size)])
-
-
-class LatencyCurve:
-    """Seconds over x (tokens, or draft depth), as measured, and linear in y (KV or draft tokens).
-
-    One cell for each x (for each eighth of an octave above 32), since cost is a staircase and no
-    formula knows where its steps are. Between cells it interpolates. Where measurements are few or
-    old it leans on a least-squares line over (x, y). A common factor, the drift, follows what slows
-    down everything alike, such as another tenant of the machine.
-    """
-
-    def __init__(self, relative_slope: float, starts_at_zero: bool) -> None:
-        self.count = 0
-        self.drift = 1.0
-        self.relative_error = 0.0
-        self._relative_slope = relative_slope
-        self._starts_at_zero = starts_at_zero
-        self._cells: dict[int, _Cell] = {}
-        # Decayed sums of (1, x, y, t) by (1, x, y, t), each weighted with 1 / t^2: errors count
-        # relative to the time, else long prefill steps alone would place the line.
-        self._moments = np.zeros((4, 4))
-        self._num_weighed = 0.0
-        self._knots: tuple[Floats, Floats, float, float] | None = None
-
-    def predict(self, x: ArrayLike, y: ArrayLike) -> Floats:
-        """Seconds at each (x, y); needs one observation."""
-        knots_x, knots_s, slope_x, slope_y = self._curve()
-        at = np.asarray(x, dtype=np.float64)
-        inside = np.interp(at, knots_x, knots_s)
-        outside = np.maximum(at - knots_x[-1], 0) + np.minimum(at - knots_x[0], 0)
-        seconds = inside + slope_x * outside + slope_y * np.asarray(y, dtype=np.float64)
-        result: Floats = self.drift * np.maximum(seconds, 0.0)
-        return result
-
-    def observe(self, x: float, y: float, seconds: float) -> None:
-        """Learn from one measurement. A wild one counts as twice, or half, what was expected."""
-        bucket = _bucket(x)
-        cell = self._cells.get(bucket)
-        if cell and cell.count >= TRUSTED:
-            expected = max(float(self.predict(x, y)), 1e-9)
-            ratio = min(max(seconds / expected, 1 / MAX_SURPRISE), MAX_SURPRISE)
-            self.relative_error += DRIFT_RATE * (abs(ratio - 1) - self.relative_error)
-            seconds = ratio * expected
-            self.drift *= ratio**DRIFT_RATE
-        self.count += 1
-        self._knots = None
-        normal = seconds / self.drift
-        row = np.array([1.0, x, y, normal])
-        weight = 1 / max(normal, 1e-6) ** 2
-        self._moments = self._moments * LINE_DECAY + weight * np.outer(row, row)
-        self._num_weighed = self._num_weighed * LINE_DECAY + 1
-        if cell is None:
-            self._cells[bucket] = _Cell(x, y, normal, 1, self.count)
-        else:
-            self._update(cell, x, y, normal)
-
-    def _update(self, cell: _Cell, x: float, y: float, seconds: float) -> None:
-        cell.count += 1
-        cell.step = self.count
-        if cell.count <= MIN_OF_FIRST:
-            # Noise only adds: the least of the first few is the best guess.
-            if seconds < cell.seconds:
-                cell.x, cell.y, cell.seconds = x, y, seconds
-            return
-        rate = max(CELL_RATE, 1 / (cell.count - MIN_OF_FIRST + 1))
-        cell.x += rate * (x - cell.x)
-        cell.y += rate * (y - cell.y)
-        cell.seconds += rate * (seconds - cell.seconds)
-
-    def _curve(self) -> tuple[Floats, Floats, float, float]:
-        """(x, seconds at y = 0) of the knots, slope beyond them, slope over y; without drift."""
-        if self._knots is None:
-            assert self._cells, "nothing observed yet"
-            slope_x, slope_y, intercept = self._line()
-            cells = sorted(self._cells.values(), key=lambda cell: cell.x)
-            knots = [_Knot(0.0, 0.0, math.inf)] if self._starts_at_zero else []
-            for cell in cells:
-                line = intercept + slope_x * cell.x
-                knots.append(self._knot(cell, cell.seconds - slope_y * cell.y, line))
-            seconds = _not_decreasing(knots)
-            self._knots = (np.array([knot.x for knot in knots]), seconds, slope_x, slope_y)
-        return self._knots
-
-    def _knot(self, cell: _Cell, measured_s: float, line_s: float) -> _Knot:
-        """The cell's own time, the more of the line's the fewer and older its measurements."""
-        count = cell.count * 0.5 ** ((self.count - cell.step) / HALF_LIFE_STEPS)
-        weight = count + LINE_WEIGHT
-        return _Knot(cell.x, (count * measured_s + LINE_WEIGHT * line_s) / weight, weight)
-
-    def _line(self) -> tuple[float, float, float]:
-        """Least squares t = intercept + slope_x x + slope_y y, slopes not negative.
-
-        Shrunk to the prior slope over x while x has hardly varied.
-        """
-        total, sum_x, sum_y, sum_t = self._moments[0]
-        mean_x, mean_y, mean_t = sum_x / total, sum_y / total, sum_t / total
-        centred = self._moments - np.outer(self._moments[0], self._moments[0]) / total
-        unit = total / self._num_weighed
-        var_x, var_y = centred[1, 1] + RIDGE_X * unit, centred[2, 2] + RIDGE_Y * unit
-        cov_xt = centred[1, 3] + RIDGE_X * unit * self._prior_slope(mean_x, mean_t)
-        cov_yt, cov_xy = centred[2, 3], centred[1, 2]
-        determinant = var_x * var_y - cov_xy * cov_xy
-        slope_x = (cov_xt * var_y - cov_yt * cov_xy) / determinant
-        slope_y = (cov_yt * var_x - cov_xt * cov_xy) / determinant
-        if slope_y < 0:
-            slope_x, slope_y = cov_xt / var_x, 0.0
-        elif slope_x < 0:
-            slope_x, slope_y = 0.0, cov_yt / var_y
-        slope_x, slope_y = max(slope_x, 0.0), max(slope_y, 0.0)
-        return slope_x, slope_y, mean_t - slope_x * mean_x - slope_y * mean_y
-
-    def _prior_slope(self, mean_x: float, mean_t: float) -> float:
-        if self._starts_at_zero:
-            return mean_t / mean_x if mean_x > 0 else 0.0
-        return mean_t * self._relative_slope / (1 + self._relative_slope * max(mean_x - 1, 0.0))
-
-
-def _bucket(x: float) -> int:
-    if x <= EXACT_BUCKETS:
-        return round(x)
-    return EXACT_BUCKETS + round(BUCKETS_PER_OCTAVE * math.log2(x / EXACT_BUCKETS))
+STEP_RATE = 0.1
 
 
 class CostModel:
-    """Seconds of a step = the target's over (tokens, KV tokens) + each drafter's over its depth."""
+    """Seconds of a step = the target's over (tokens, KV tokens) + what each drafter is charged."""
 
     def __init__(self, max_k: int, profile: SequenceOf[ProfilePoint] = ()) -> None:
         self._max_k = max_k
-        self._propose_costs: dict[str, ProposeCost] = {}
         self.run = LatencyCurve(RELATIVE_TOKEN_S, starts_at_zero=False)
-        self._drafters: dict[str, LatencyCurve] = {}
+        self._recent_run_s = 0.0
+        self._drafters: dict[str, DrafterCost] = {}
+        self._alarms: dict[str, DrafterAlarms] = {}
         self.seed(CostSeed(steps=tuple(profile)))
 
     def seed(self, seed: CostSeed) -> None:
         """Start from times that were measured before."""
-        for step in seed.steps:
-            self.run.observe(step.num_tokens, step.num_kv_tokens, step.seconds)
-        for drafter, rounds in seed.drafts.items():
-            for point in rounds:
-                amount = (point.depth, point.num_sequences * point.depth)
-                self.observe_propose({drafter: amount}, point.seconds)
+        if seed.graph_sizes:
+            self.run.pad_to(seed.graph_sizes)
+        self.run.seed((s.num_tokens, s.num_kv_tokens, s.seconds) for s in seed.steps)
+        for name, rounds in seed.drafts.items():
+            self._drafter(name).seed(
+                [(r.depth, r.num_sequences * r.depth, r.seconds) for r in rounds]
+            )
+
+    # -- the target ----------------------------------------------------------------------------
 
     def run_s(self, num_tokens: ArrayLike, num_kv_tokens: float) -> Floats:
+        """Seconds of the target's run at each number of tokens; needs one measurement."""
         return self.run.predict(num_tokens, num_kv_tokens)
 
+    def observe_run(self, num_tokens: int, num_kv_tokens: int, seconds: float) -> None:
+        """Learn from one run."""
+        self.run.observe(num_tokens, num_kv_tokens, seconds)
+        self._recent_run_s += STEP_RATE * (seconds - self._recent_run_s)
+
+    # -- drafters ------------------------------------------------------------------------------
+
     def num_proposals(self, drafter: str) -> int:
-        """How many steps this drafter's cost was learned from."""
-        curve = self._drafters.get(drafter)
-        return curve.count if curve else 0
+        """How many waits, live or measured before, this drafter's cost was learned from."""
+        cost = self._drafters.get(drafter)
+        return cost.exposed.count if cost else 0
 
     def propose_cost(self, drafter: str) -> ProposeCost:
-        """Seconds that a step waits for a drafter: a batched draft runs as many steps as its
+        """Seconds that a step is charged for a drafter: a batched draft runs as many steps as its
         deepest sequence has draft tokens. Unknown: a prior."""
-        curve = self._drafters.get(drafter)
-        depths = np.arange(self._max_k + 1)
-        if curve is None:
-            per_step = prior_of(drafter).relative_draft_s * float(self.run.predict(1, 0))
-            return ProposeCost((per_step * depths).astype(np.float64), 0.0)
-        if drafter not in self._propose_costs:
-            by_depth = curve.predict(depths, 0)
-            by_depth[0] = 0.0
-            self._propose_costs[drafter] = ProposeCost(by_depth, float(curve.predict(0, 1)))
-        return self._propose_costs[drafter]
+        if self.num_proposals(drafter):
+            return self._drafters[drafter].charged
+        relative_s = prior_of(drafter).relative_draft_s
+        per_step_s = relative_s * self.run.at(1, 0)
+        by_depth = per_step_s * np.arange(self._max_k + 1, dtype=np.float64)
+        return ProposeCost(by_depth, 0.0, relative_s == 0)
 
     def propose_s(self, drafter: str, depth: int, num_draft_tokens: int) -> float:
-        """Seconds waited for `num_draft_tokens` in all, at most `depth` for one sequence."""
-        cost = self.propose_cost(drafter)
-        return float(cost.by_depth[depth]) + cost.per_token_s * num_draft_tokens
+        """Seconds usually waited for `num_draft_tokens` in all, at most `depth` for one sequence."""
+        if self.num_proposals(drafter):
+            return self._drafters[drafter].wait_s(depth, num_draft_tokens)
+        return float(self.propose_cost(drafter).by_depth[depth])
 
     def propose_error(self, drafter: str) -> float:
         """Mean relative error of `propose_s`."""
-        curve = self._drafters.get(drafter)
-        return curve.relative_error if curve else 0.0
+        cost = self._drafters.get(drafter)
+        return cost.exposed.relative_error if cost else 0.0
 
-    def observe_run(self, num_tokens: int, num_kv_tokens: int, seconds: float) -> None:
-        self.run.observe(num_tokens, num_kv_tokens, seconds)
+    def jitter_s(self, drafters: Iterable[str]) -> float:
+        """What the network may take beyond the usual, of the drafter with the most uneven one."""
+        return max(
+            (self._drafters[d].jitter_s for d in drafters if d in self._drafters), default=0.0
+        )
 
-    def observe_propose(self, asked: dict[str, tuple[int, int]], seconds: float) -> None:
+    def observe_propose(
+        self, asked: dict[str, Amount], seconds: float, timings: Collection[DrafterTiming] = ()
+    ) -> None:
         """Learn from one wait; `asked` maps drafter -> (depth, draft tokens).
 
-        Of several drafters, each is charged what the others are not expected to take.
+        Where nobody measured it per drafter, each is charged what the others are not expected to
+        take.
         """
-        expected = {
-            name: self.propose_s(name, depth, tokens) for name, (depth, tokens) in asked.items()
-        }
-        for name, (depth, tokens) in asked.items():
-            others = sum(s for other, s in expected.items() if other != name)
-            curve = self._drafters.setdefault(name, LatencyCurve(0.0, starts_at_zero=True))
-            curve.observe(depth, tokens, max(seconds - others, 0.0))
-            self._propose_costs.pop(name, None)
+        waited = {t.drafter: t.waited_s for t in timings if t.waited_s is not None}
+        expected = {name: self.propose_s(name, *amount) for name, amount in asked.items()}
+        for name, amount in asked.items():
+            others_s = sum(s for other, s in expected.items() if other != name)
+            own_s = waited.get(name, max(seconds - others_s, 0.0))
+            self._drafter(name).observe_wait(*amount, own_s)
+
+    def observe_timings(self, timings: Iterable[DrafterTiming], asked: dict[str, Amount]) -> None:
+        """Learn what proposers measured by themselves; `asked`: what this step asked for."""
+        for timing in timings:
+            cost = self._drafter(timing.drafter)
+            cost.observe_timing(timing, timing.asked or asked.get(timing.drafter))
+            alarms = self._alarms.setdefault(timing.drafter, DrafterAlarms(timing.drafter))
+            alarms.observe_heartbeat(timing.is_silent)
+            alarms.observe_network(cost.network.at(0.95), len(cost.network), self._recent_run_s)
+
+    def _drafter(self, name: str) -> DrafterCost:
+        if name not in self._drafters:
+            self._drafters[name] = DrafterCost(self._max_k, prior_of(name).relative_draft_s == 0)
+        return self._drafters[name]
+
+    def snapshot(self) -> dict[str, float | str]:
+        """Times of each drafter apart, and alarms, for metrics."""
+        values: dict[str, float | str] = {"drift": self.run.drift}
+        for name, cost in self._drafters.items():
+            values[f"exposed_s_{name}"] = cost.exposed_s
+            values[f"hidden_s_{name}"] = cost.hidden_s
+            values[f"capacity_price_{name}"] = cost.price
+            if len(cost.network):
+                values[f"network_p50_s_{name}"] = cost.network.at(0.5)
+                values[f"network_p95_s_{name}"] = cost.network.at(0.95)
+        for name, alarms in self._alarms.items():
+            values[f"alarms_heartbeat_lost_{name}"] = float(alarms.heartbeat_lost.count)
+            values[f"alarms_slow_network_{name}"] = float(alarms.slow_network.count)
+        values["alarm"] = "; ".join(a.reason for a in self._alarms.values() if a.reason)
+        return values

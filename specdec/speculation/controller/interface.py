@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +16,7 @@ class SequenceState:
 
     `max_k` already respects the request, the operator, the context end, max_tokens and free KV.
     `fixed_k` is set where the client fixed K. `drafter` is None where nothing may be proposed.
+    `label` names the class of requests that it is likely to resemble, such as its tenant's.
     """
 
     seq_id: int
@@ -22,6 +24,7 @@ class SequenceState:
     max_k: int
     fixed_k: int | None
     drafter: str | None
+    label: str = ""
 
 
 @dataclass(slots=True)
@@ -32,6 +35,17 @@ class BatchState:
     num_prefill_tokens: int
     num_kv_tokens: int
     now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a drafter that costs nothing to ask would have had accepted, whether it was used or not:
+    its proposal was compared with `num_compared` committed tokens, and the first `num_matching` of
+    them agree."""
+
+    drafter: str
+    num_compared: int
+    num_matching: int
 
 
 @dataclass(slots=True)
@@ -46,6 +60,7 @@ class SequenceResult:
     num_accepted_tokens: int
     num_committed_tokens: int
     finished: bool
+    scored: tuple[Scored, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +109,12 @@ class StepResult:
 class Controller(Protocol):
     """Chooses K per sequence per step. Called from the engine's thread; must take microseconds."""
 
-    def choose_drafter(self, seq_id: int, drafters: tuple[str, ...], max_k: int) -> str:
-        """Which of several available drafters is to propose for a sequence in the coming step, at
-        most `max_k` tokens; asked before `plan`."""
+    def choose_drafters(
+        self, state: BatchState, options: SequenceOf[tuple[str, ...]]
+    ) -> list[str | None]:
+        """Who is to propose for each sequence in the coming step, one of its `options` (the
+        preferred one first; None where it has none). Asked before `plan` where any sequence has
+        several; `state` names the preferred ones."""
         ...
 
     def plan(self, state: BatchState) -> list[int]:

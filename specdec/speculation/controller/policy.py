@@ -41,11 +41,12 @@ class Candidates:
 class ProposeCost:
     """Seconds that a step waits for one drafter: by_depth[largest k] + per_token_s * draft tokens.
 
-    by_depth: [max_k + 1], 0 at 0.
+    by_depth: [max_k + 1], 0 at 0. is_flat: its depth costs nothing, as with lookup.
     """
 
     by_depth: Floats
     per_token_s: float
+    is_flat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """ks: [sequences]; depth: the largest k that was free to choose.
+    """ks: [sequences]; depth: the largest k, free to choose, of a drafter whose depth costs time.
 
     goodput, baseline: expected committed tokens per second, as decided and with k = 0.
     offered_gain: goodput over `baseline` of the best plan, `required_return` aside; where nothing
@@ -142,26 +143,30 @@ class _Ranking:
         flat = np.flatnonzero(valid)
         # A row's survivals fall, so that what is chosen of it is a prefix.
         order = flat[np.argsort(-candidates.survival.reshape(-1)[flat])]
-        self._row, self._depth = order // max(columns, 1), order % max(columns, 1) + 1
+        self._row, column = order // max(columns, 1), order % max(columns, 1) + 1
+        is_flat = np.array([cost.is_flat for cost in costs.propose] + [True])[candidates.drafter]
+        # Only where depth costs time does it have to be chosen.
+        self._depth = np.where(is_flat[self._row], 0, column)
         self._survival = candidates.survival.reshape(-1)[order]
         self._base_tokens = float(rows)
         num_costs = len(order) + 1 + SLOPE_TOKENS
         self._run_s = costs.run_s(np.arange(num_costs) + int(fixed_ks.sum()))
-        deepest = int(candidates.max_k.max(initial=0))
-        self.depths = [d for d in DEPTHS if d < deepest] + [deepest]
-        self.nothing = self.best(0)
+        deepest = int(self._depth.max(initial=0))
+        self.depths = [0, *(d for d in DEPTHS if d < deepest), deepest]
+        seconds = float(self._run_s[0]) - costs.excused_s + self._fixed_s()
+        self.nothing = _Plan(0, 0, self._base_tokens, seconds)
 
     def reaching(self, depth: int) -> _Plan | None:
-        """The best budget whose largest k is `depth`, if that can be reached."""
-        reached = np.flatnonzero(self._depth[self._depth <= depth] == depth)
+        """The best budget that goes as deep as `depth`, if that can be reached."""
+        reached = np.flatnonzero(self._depth[self._depth <= depth] == depth) if depth else ()
         return self.best(depth, int(reached[0]) + 1) if len(reached) else None
 
     def one_deep(self) -> _Plan:
         """The best plan of one draft token for a sequence that drafts; nothing where none may."""
-        return self.best(1, 1) if len(self._depth) else self.nothing
+        return self.best(1, 1) if (self._depth <= 1).any() else self.nothing
 
     def best(self, depth: int, min_budget: int = 0) -> _Plan:
-        """The best budget with every k at most `depth`."""
+        """The best budget with no k deeper than `depth` where depth costs time."""
         allowed = self._depth <= depth
         gained = np.cumsum(self._survival[allowed])
         tokens = self._base_tokens + np.concatenate(([0.0], gained))
@@ -171,6 +176,10 @@ class _Ranking:
         budget = min_budget + int(np.argmax(scores[min_budget:]))
         return _Plan(depth, budget, float(tokens[budget]), float(seconds[budget]))
 
+    def _fixed_s(self) -> float:
+        """Seconds waited for the draft tokens that are drafted in any case."""
+        return float(self._propose_s(self._row[:0], self._depth[:0])[0])
+
     def _propose_s(self, row: Ints, depth: Ints) -> Floats:
         """Seconds waited for all drafters, for every budget 0..len(row)."""
         total = np.zeros(len(row) + 1)
@@ -178,18 +187,19 @@ class _Ranking:
         for index, cost in enumerate(self._costs.propose):
             mine = drafter == index
             fixed = self._fixed_ks[self._drafter == index]
-            depths = np.concatenate(([fixed.max(initial=0)], np.where(mine, depth, 0)))
+            deep = 1 if cost.is_flat else depth
+            depths = np.concatenate(([fixed.max(initial=0)], np.where(mine, deep, 0)))
             total += cost.by_depth[np.maximum.accumulate(depths)]
             if cost.per_token_s > 0:
                 total += cost.per_token_s * np.concatenate(([fixed.sum()], mine)).cumsum()
         return total
 
     def decision(self, plan: _Plan, offer: _Plan) -> Decision:
-        rows = self._row[self._depth <= plan.depth][: plan.budget]
-        ks = np.bincount(rows, minlength=len(self._fixed_ks))
+        allowed = np.flatnonzero(self._depth <= plan.depth)[: plan.budget]
+        ks = np.bincount(self._row[allowed], minlength=len(self._fixed_ks))
         return Decision(
             ks=ks + self._fixed_ks,
-            depth=int(ks.max(initial=0)),
+            depth=int(self._depth[allowed].max(initial=0)),
             expected_tokens=plan.tokens - self._base_tokens,
             goodput=plan.goodput,
             baseline=self.nothing.goodput,

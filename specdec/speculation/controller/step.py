@@ -17,7 +17,7 @@ class PlannedStep:
     """A BatchState as arrays. Rows with a fixed K are not the controller's to change: max_k 0."""
 
     def __init__(self, state: BatchState, max_k: int) -> None:
-        sequences = state.sequences
+        sequences = self.sequences = state.sequences
         self.seq_ids = [s.seq_id for s in sequences]
         self.drafters = sorted({s.drafter for s in sequences if s.drafter is not None})
         index = {name: position for position, name in enumerate(self.drafters)}

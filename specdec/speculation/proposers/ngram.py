@@ -74,6 +74,8 @@ class NgramProposer:
         self._ngram_min = ngram_min
         self._ngram_max = ngram_max
         self._open: dict[int, tuple[Sequence, NgramIndex]] = {}
+        # seq_id -> (length of the text, position found), of the last look.
+        self._found: dict[int, tuple[int, int]] = {}
 
     def open(self, sequences: SequenceOf[Sequence]) -> None:
         for sequence in sequences:
@@ -101,7 +103,26 @@ class NgramProposer:
             return None
         sequence, index = self._open[seq_id]
         index.extend(sequence.token_ids, MAX_INDEXED_AT_ONCE)
-        return index.find(sequence.token_ids)
+        position = index.find(sequence.token_ids)
+        if position is None:
+            self._found.pop(seq_id, None)
+        else:
+            self._found[seq_id] = (len(sequence.token_ids), position)
+        return position
+
+    def num_matching(self, seq_id: int, token_ids: SequenceOf[int]) -> int | None:
+        """None where the last look, before these tokens were committed, found nothing."""
+        found = self._found.pop(seq_id, None)
+        if found is None:
+            return None
+        length, position = found
+        text = self._open[seq_id][0].token_ids
+        if length != len(text) - len(token_ids):
+            return None
+        for offset, token_id in enumerate(token_ids):
+            if text[position + offset % (length - position)] != token_id:
+                return offset
+        return len(token_ids)
 
     def commit(self, results: SequenceOf[Committed]) -> None:
         """Nothing to do: the sequences themselves are read."""
@@ -109,12 +130,14 @@ class NgramProposer:
     def close(self, seq_ids: SequenceOf[int]) -> None:
         for seq_id in seq_ids:
             self._open.pop(seq_id, None)
+            self._found.pop(seq_id, None)
 
     def disabled_reason(self, seq_id: int) -> str | None:
         return None
 
     def shutdown(self) -> None:
         self._open.clear()
+        self._found.clear()
 
 
 def _copy(token_ids: SequenceOf[int], position: int, k: int) -> list[int]:

@@ -129,6 +129,9 @@ class TellingProposer:
             tokens[self.wrong_at] = (tokens[self.wrong_at] + 1) % 288
         return tokens
 
+    def num_matching(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        return None
+
     def commit(self, results: Sequence[Committed]) -> None:
         for result in results:
             self._texts[result.seq_id].extend(result.token_ids)

@@ -25,8 +25,8 @@ class Scripted:
         self.reach = reach
         self.steps: list[dict[int, int | None]] = []
 
-    def choose_drafter(self, seq_id, drafters, max_k):
-        return drafters[0]
+    def choose_drafters(self, state, options):
+        return [names[0] if names else None for names in options]
 
     def plan(self, state):
         self.steps.append({sequence.seq_id: None for sequence in state.sequences})

@@ -11,7 +11,7 @@ import pytest
 
 from specdec.errors import ConfigError
 from specdec.speculation.baselines import DEFAULT_MAX_WAIT_S, POLICY_NAMES, make_policy
-from specdec.speculation.controller import Controller, SequenceResult
+from specdec.speculation.controller import BatchState, Controller, SequenceResult
 from tests.unit.speculation.baselines.script import (
     batch_of,
     outcome,
@@ -64,7 +64,8 @@ def test_an_episode_through_the_whole_protocol(policy: Controller) -> None:
     assert all(isinstance(value, float | str) for value in snapshot.values())
     assert all(math.isfinite(value) for value in snapshot.values() if isinstance(value, float))
     assert snapshot["steps"] == 200
-    assert policy.choose_drafter(7, ("ngram", "draft"), 4) == "ngram"
+    options = [("ngram", "draft"), (), ("draft",)]
+    assert policy.choose_drafters(BatchState([], 0, 0, 0.0), options) == ["ngram", None, "draft"]
     assert policy.explain(0) == ()
 
 
