@@ -11,6 +11,7 @@ from specdec.cli import (
     audit,
     characterize,
     doctor,
+    drift,
     explain,
     generate,
     models,
@@ -61,4 +62,5 @@ app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command(epilog=audit.EXAMPLES)(audit.audit)
 app.command(epilog=profile.EXAMPLES)(profile.profile)
 app.command(epilog=theory.EXAMPLES)(theory.theory)
+app.command(epilog=drift.EXAMPLES)(drift.drift)
 app.command(epilog=characterize.EXAMPLES)(characterize.characterize)
