@@ -233,7 +233,7 @@ class GoodputController:
         if all(self._cost.num_proposals(drafter) >= TRUSTED for drafter in asked):
             seconds = (self._cost.propose_s(name, *amount) for name, amount in asked.items())
             expected = sum(seconds)
-        self._wait.set(expected, error, self._worth_s())
+        self._wait.set(expected, error, self._worth_s(), self._cost.jitter_s(asked))
 
     def _worth_s(self) -> float:
         """Seconds of k = 0 that give as many tokens as this step's draft tokens are expected to.
@@ -259,6 +259,7 @@ class GoodputController:
         run_s = result.step_s - result.propose_s
         if result.num_tokens > 0:
             self._cost.observe_run(result.num_tokens, result.num_kv_tokens, run_s)
+        self._cost.observe_timings(result.timings, asked)
         if asked:
             self._observe_wait(result, asked)
         self._count_baseline(result, bool(asked))
@@ -273,9 +274,10 @@ class GoodputController:
 
     def _observe_wait(self, result: StepResult, asked: dict[str, tuple[int, int]]) -> None:
         """A drafter that declined at once has not shown how long drafting takes."""
-        timed_out = self._wait.observe(result.propose_s)
-        if timed_out or any(r.num_draft_tokens > 0 for r in result.sequences):
-            self._cost.observe_propose(asked, result.propose_s)
+        if not self._wait.observe(result.propose_s):
+            answered = {r.drafter for r in result.sequences if r.num_draft_tokens > 0}
+            asked = {name: amount for name, amount in asked.items() if name in answered}
+        self._cost.observe_propose(asked, result.propose_s, result.timings)
 
     def _count_baseline(self, result: StepResult, asked: bool) -> None:
         if asked:
@@ -337,8 +339,8 @@ class GoodputController:
             "probes": float(self._prober.num_probes),
             "wait_s": self._wait.limit_s,
             "timeouts": float(self._wait.num_timeouts),
-            "drift": self._cost.run.drift,
             "steps": float(self._num_steps),
+            **self._cost.snapshot(),
         }
         for drafter, acceptance in self._acceptance.first_acceptance().items():
             values[f"acceptance_first_{drafter}"] = acceptance

@@ -79,7 +79,7 @@ class CostModel:
         return ProposeCost(by_depth, 0.0, relative_s == 0)
 
     def propose_s(self, drafter: str, depth: int, num_draft_tokens: int) -> float:
-        """Seconds usually waited for `num_draft_tokens` in all, at most `depth` for one sequence."""
+        """Seconds usually waited for `num_draft_tokens`, at most `depth` for one sequence."""
         if self.num_proposals(drafter):
             return self._drafters[drafter].wait_s(depth, num_draft_tokens)
         return float(self.propose_cost(drafter).by_depth[depth])

@@ -37,7 +37,7 @@ SEED_COUNT = 16.0
 STEP_GROWTH = 0.03
 STEP_STEEPNESS = 3.0
 # The knots are made anew when a cell moved by so much, or after so many steps in any case.
-REFRESH_MOVED = 0.005
+REFRESH_MOVED = 0.01
 REFRESH_STEPS = 16
 
 

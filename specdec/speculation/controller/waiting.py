@@ -23,16 +23,24 @@ class WaitPolicy:
         self.limit_s = 0.0
         self.num_timeouts = 0
 
-    def set(self, expected_s: float | None, relative_error: float, worth_s: float) -> None:
+    def set(
+        self,
+        expected_s: float | None,
+        relative_error: float,
+        worth_s: float,
+        jitter_s: float = 0.0,
+    ) -> None:
         """Set the limit of the coming step.
 
-        expected_s: the usual time, None while unknown.
+        expected_s: the usual time, None while unknown. jitter_s: what the network may take beyond
+            its usual time, p95 - p50.
         worth_s: the time whose tokens the proposal can make up for. The usual time is sunk in the
             decision to ask; beyond it the step waits no longer than this.
         """
         limit = self._max_wait_s
         if expected_s is not None:
-            usual = MARGIN * expected_s * (1 + ERRORS * relative_error) + SLACK_S
+            usual = MARGIN * expected_s * (1 + ERRORS * relative_error)
+            usual += max(SLACK_S, jitter_s)
             limit = min(limit, usual * self._patience, expected_s + worth_s)
         self.limit_s = limit
 

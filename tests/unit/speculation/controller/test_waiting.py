@@ -39,3 +39,13 @@ def test_time_outs_double_the_patience_until_the_time_is_seen() -> None:
         policy.observe(min(0.2, policy.limit_s))
     assert waits[:4] == pytest.approx([waits[0], 2 * waits[0], 4 * waits[0], 0.25])
     assert policy.num_timeouts < 8
+
+
+def test_an_uneven_network_is_given_its_time() -> None:
+    """Usual 20 ms, p95 of the network 30 ms later: the limit grows by 30 ms less the 2 ms of slack
+    that every wait has."""
+    policy = WaitPolicy(0.25)
+    policy.set(0.020, 0.0, math.inf)
+    even = policy.limit_s
+    policy.set(0.020, 0.0, math.inf, jitter_s=0.030)
+    assert policy.limit_s == pytest.approx(even + 0.028)
