@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
+from specdec.cli.acceptance_tables import print_tables
 from specdec.cli.console import messages, output, print_json, progress_bar, status
 from specdec.cli.options import (
     DEMO_MODEL,
@@ -139,7 +139,7 @@ def characterize(
     if as_json:
         print_json(_report(study, rows))
     else:
-        _print(rows)
+        print_tables(output(), rows)
 
 
 def _check_files(output_file: Path | None, plot: Path | None) -> None:
@@ -263,62 +263,3 @@ def _report(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
         "context_temperature": study.context.temperature if study.context else None,
         "rows": [as_dict(row) for row in rows],
     }
-
-
-def _print(rows: Sequence[Row]) -> None:
-    """All categories together, two tables for each drafter; --output and --json have every row."""
-    from specdec.simulation.characterization.summary import ALL
-
-    console = output()
-    for drafter in dict.fromkeys(row.drafter for row in rows):
-        own = [row for row in rows if row.drafter == drafter and row.category == ALL]
-        console.print(_table(f"{drafter}: acceptance of a draft token", _ACCEPTANCE, own))
-        if any(row.length_maximal is not None for row in own):
-            console.print(_table(f"{drafter}: mean acceptance length", _LENGTHS, own))
-
-
-# Heading, field of Row, decimals.
-_Columns = tuple[tuple[str, str, int], ...]
-_CELL: _Columns = (("temp", "temperature", 1), ("top-p", "top_p", 2))
-_ACCEPTANCE: _Columns = (
-    *_CELL,
-    ("tokens", "num_positions", 0),
-    ("entropy", "entropy", 2),
-    ("drafted", "coverage", 2),
-    ("maximal", "maximal", 3),
-    ("+-", "maximal_error", 3),
-    ("sparse", "sparse", 3),
-    ("coupled", "coupled", 3),
-    ("bound", "coupled_bound", 3),
-    ("greedy", "greedy", 3),
-)
-_LENGTHS: _Columns = (
-    *_CELL,
-    ("geometric", "length_geometric", 2),
-    ("maximal", "length_maximal", 2),
-    ("sparse", "length_sparse", 2),
-    ("coupled", "length_coupled", 2),
-    ("greedy", "length_greedy", 2),
-    ("engine: coupled", "measured_coupled", 2),
-    ("rejection", "measured_rejection", 2),
-    ("block", "measured_block", 2),
-)
-
-
-def _table(title: str, columns: _Columns, rows: Sequence[Row]) -> Table:
-    """The columns that hold something."""
-    cells = [
-        (heading, [_shown(getattr(row, name), decimals) for row in rows])
-        for heading, name, decimals in columns
-    ]
-    table = Table(title=f"[bold]{title}[/]", title_justify="left", box=None, pad_edge=False)
-    shown = [(heading, column) for heading, column in cells if any(column)]
-    for heading, _ in shown:
-        table.add_column(heading, justify="right")
-    for values in zip(*(column for _, column in shown), strict=True):
-        table.add_row(*values)
-    return table
-
-
-def _shown(value: float | None, decimals: int) -> str:
-    return "" if value is None else f"{value:.{decimals}f}"

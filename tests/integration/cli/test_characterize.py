@@ -95,6 +95,9 @@ def test_table_is_printed_with_the_columns_that_hold_something(specdec, models, 
     printed = specdec("characterize", "--prompts", prompts, *models, *SMALL).stdout
     assert "maximal" in printed
     assert "ngram: mean acceptance length" in printed
+    by_category = printed[printed.index("ngram: maximal acceptance at top-p 1") :].splitlines()
+    assert by_category[1].split() == ["category", "0", "0.9"]
+    assert [line.split()[0] for line in by_category[2:5]] == ["cats", "tales", "all"]
     assert "engine" not in printed
 
 
