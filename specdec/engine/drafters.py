@@ -6,20 +6,28 @@ allows, so that another can take over in the step in which one is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 from specdec.sequence import Sequence
-from specdec.speculation.controller.interface import Scored, SequenceResult
-from specdec.speculation.proposer import Committed, DraftTokens, Proposer
+from specdec.speculation.controller.interface import DrafterTiming, Scored, SequenceResult
+from specdec.speculation.proposer import Committed, DraftTokens, Proposer, TimedProposer
 
 
 class Drafters:
     """The engine's proposers by name."""
 
-    def __init__(self, proposers: Mapping[str, Proposer]) -> None:
+    def __init__(
+        self,
+        proposers: Mapping[str, Proposer],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._proposers = dict(proposers)
+        self._clock = clock
         self._open: dict[int, Sequence] = {}
+        self._waited_s: dict[str, float] = {}
 
     def __getitem__(self, name: str) -> Proposer:
         return self._proposers[name]
@@ -60,9 +68,24 @@ class Drafters:
             if name is not None:
                 by_drafter.setdefault(name, {})[seq_id] = k
         drafts: dict[int, DraftTokens] = {}
+        self._waited_s = {}
         for name, wanted in by_drafter.items():
+            started_s = self._clock()
             drafts.update(self._proposers[name].propose(wanted, wait_s))
+            self._waited_s[name] = self._clock() - started_s
         return drafts
+
+    def take_timings(self) -> tuple[DrafterTiming, ...]:
+        """What the last `propose` took of each drafter, and what those that draft elsewhere measured.
+        One that drafts in this thread computes for as long as it is waited for."""
+        timings = []
+        for name, proposer in self._proposers.items():
+            waited_s = self._waited_s.get(name)
+            if isinstance(proposer, TimedProposer):
+                timings.append(replace(proposer.take_timing(), waited_s=waited_s))
+            elif waited_s is not None:
+                timings.append(DrafterTiming(name, draft_s=waited_s, waited_s=waited_s))
+        return tuple(timings)
 
     def score(
         self, committed: SequenceOf[Committed], results: SequenceOf[SequenceResult]

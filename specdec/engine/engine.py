@@ -73,7 +73,7 @@ class Engine:
         self.block_manager = block_manager
         self.config = config
         self.limits = limits
-        self.drafters = Drafters(proposers)
+        self.drafters = Drafters(proposers, clock)
         self.controller = controller
         self.explanations = Explanations()
         self.tokenizer = tokenizer
@@ -457,6 +457,7 @@ class Engine:
             step_s=now_s - started_s,
             sequences=results,
             now_s=now_s,
+            timings=self.drafters.take_timings(),
         )
         self.controller.observe(result)
         if self.acceptance is not None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from specdec.sampling.law import SparseLaw
 from specdec.sequence import Sequence
+from specdec.speculation.controller.interface import DrafterTiming
 
 
 @dataclass(slots=True)
@@ -83,4 +84,13 @@ class Proposer(Protocol):
 
     def shutdown(self) -> None:
         """Release threads and connections; no call follows."""
+        ...
+
+
+@runtime_checkable
+class TimedProposer(Protocol):
+    """A proposer whose drafter works elsewhere, beside the step: only it knows for how long."""
+
+    def take_timing(self) -> DrafterTiming:
+        """What was measured since the last call; `waited_s` is the caller's."""
         ...
