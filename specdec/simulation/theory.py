@@ -152,7 +152,7 @@ def enumeration_speedup(alpha: float, k: int, cost: float, hit_rate: float) -> f
 def hidden_draft_tokens(cost: float) -> int | None:
     """Draft steps that fit into one verification; None for a draft that costs nothing."""
     check(cost=cost)
-    return None if cost == 0 else _floor(1 / cost)
+    return _whole_parts(cost)
 
 
 def targets_per_drafter(k: int, cost: float) -> int | None:
@@ -161,7 +161,7 @@ def targets_per_drafter(k: int, cost: float) -> int | None:
     `cost` is that of a draft step over the sequences of all these targets together.
     """
     check(k=k, cost=cost)
-    return None if k * cost == 0 else _floor(1 / (k * cost))
+    return _whole_parts(k * cost)
 
 
 def roofline(knee: float) -> StepCost:
@@ -178,7 +178,7 @@ def roofline(knee: float) -> StepCost:
 def largest_free_k(knee: float, batch: int) -> int:
     """The K up to which a batch's step stays below the knee: k + 1 <= knee / batch."""
     check(batch=batch)
-    return max(_floor(knee / batch) - 1, 0)
+    return max(math.floor(knee / batch) - 1, 0)
 
 
 def serving_break_even_tokens(
@@ -202,6 +202,10 @@ def serving_speedup(
     return expected_tokens(alpha, k) / needed
 
 
-def _floor(value: float) -> int:
-    """Rounded down, but 2.9999999999 is 3: 1 / (3 * 0.1111...) must not lose one to rounding."""
-    return math.floor(value * (1 + 1e-12))
+def _whole_parts(size: float) -> int | None:
+    """How many parts of `size` fit into 1; None for any number.
+
+    2.9999999999 are 3: 1 / (3 * 0.1111...) must not lose one to rounding.
+    """
+    parts = math.inf if size == 0 else 1 / size * (1 + 1e-12)
+    return math.floor(parts) if math.isfinite(parts) else None

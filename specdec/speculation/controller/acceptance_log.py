@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +22,9 @@ FORMAT = 1
 MAX_POSITIONS = 128
 MAX_BYTES = 64 * 2**20
 MAX_LABEL = 64
+MAX_NUMBER = 2**53
+MAX_PERIOD_S = 32 * 86_400.0
+YEARS = range(1970, 3000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ def _from_json(line: str) -> AcceptanceRecord:
     """Raises ValueError, naming the field."""
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError("must be a JSON object")
@@ -202,7 +204,7 @@ def _from_json(line: str) -> AcceptanceRecord:
         raise ValueError(f"format must be {FORMAT}, not {value.get('format')!r}")
     record = AcceptanceRecord(
         start_s=_time(value.get("start")),
-        seconds=_seconds(value, "seconds"),
+        seconds=_seconds(value, "seconds", MAX_PERIOD_S),
         drafter=None if value.get("drafter") is None else _name(value, "drafter"),
         label=_name(value, "class"),
         rounds=_count(value.get("rounds"), "rounds"),
@@ -239,16 +241,18 @@ def _time(value: Any) -> float:
     try:
         time = datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise ValueError(f"start must be a time such as 2026-11-29T13:00:00Z: {value!r}") from None
+        time = datetime.min
+    if time.year not in YEARS:
+        raise ValueError(f"start must be a time such as 2026-11-29T13:00:00Z, not {value!r}")
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
-def _seconds(value: dict[str, Any], name: str) -> float:
+def _seconds(value: dict[str, Any], name: str, most: float = MAX_NUMBER) -> float:
     seconds = value.get(name)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise ValueError(f"{name} must be a number, not {seconds!r}")
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise ValueError(f"{name} must be finite and at least 0, not {seconds}")
+    if not 0 <= seconds <= most:
+        raise ValueError(f"{name} must be from 0 to {most:g}, not {seconds}")
     return float(seconds)
 
 
@@ -260,7 +264,7 @@ def _name(value: dict[str, Any], name: str) -> str:
 
 
 def _count(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
         raise ValueError(f"{name} must be a whole number from 0, not {value!r}")
     return value
 

@@ -124,6 +124,7 @@ def test_timing_rules_by_hand():
     for denominator in range(1, 200):  # exact fits survive rounding
         assert theory.hidden_draft_tokens(1 / denominator) == denominator
         assert theory.targets_per_drafter(3, 1 / (3 * denominator)) == denominator
+    assert theory.hidden_draft_tokens(5e-324) is None  # as good as free
     assert theory.hidden_draft_tokens(0.0) is theory.targets_per_drafter(4, 0.0) is None
     assert theory.targets_per_drafter(0, 0.1) is None
 
