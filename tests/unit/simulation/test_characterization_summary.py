@@ -99,7 +99,7 @@ def test_csv_has_every_row_and_leaves_the_undefined_empty():
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.svg", b"<?xml"), ("a.png", b"\x89PNG")])
-def test_picture_has_two_panels_for_each_drafter(tmp_path, name, start):
+def test_picture_has_a_panel_for_each_drafter_and_one_for_top_p(tmp_path, name, start):
     pytest.importorskip("matplotlib")
     cells = [Cell(0.0, 1.0), Cell(1.0, 0.7), Cell(1.0, 1.0)]
     traces = [trace([0.5], drafter=d, cell=cell) for d in ("draft", "ngram") for cell in cells]
@@ -108,4 +108,4 @@ def test_picture_has_two_panels_for_each_drafter(tmp_path, name, start):
     written = path.read_bytes()
     assert written.startswith(start)
     if name.endswith("svg"):
-        assert written.count(b'<g id="axes_') == 4
+        assert written.count(b'<g id="axes_') == 3
