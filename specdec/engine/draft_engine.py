@@ -103,12 +103,13 @@ class DraftEngine:
         )
 
     def load(self) -> Heartbeat:
-        """Free blocks and the time of a drafting pass; safe to call from another thread."""
+        """Free blocks, the time of a drafting pass, and for how many; safe from any thread."""
         return Heartbeat(
             sequence_number=0,
             sent_ns=0,
             num_free_blocks=self.memory.blocks.num_free_blocks,
             draft_step_ms=(self.cost.draft_step_s or 0.0) * 1000,
+            num_targets=self.sessions.num_asking_targets,
         )
 
     # -- one step ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from specdec.speculation.messages import (
 )
 
 Outbox = list[tuple[str, DraftMessage]]
+ASKING_S = 1.0
 
 
 class SessionStore:
@@ -49,6 +50,7 @@ class SessionStore:
         self._target_vocab_sizes: dict[str, int] = {}
         self._sessions: dict[tuple[str, int], Session] = {}
         self._outbox: Outbox = []
+        self._asked_s: dict[str, float] = {}
 
     # -- targets and sessions ------------------------------------------------------------------
 
@@ -64,7 +66,14 @@ class SessionStore:
         for session in [s for s in self._sessions.values() if s.target == target]:
             self._remove(session)
         self._target_vocab_sizes.pop(target, None)
+        self._asked_s.pop(target, None)
         self._outbox = [sent for sent in self._outbox if sent[0] != target]
+
+    @property
+    def num_asking_targets(self) -> int:
+        """Targets that asked for draft tokens within ASKING_S; safe to read from any thread."""
+        since_s = self._clock() - ASKING_S
+        return sum(asked_s >= since_s for asked_s in list(self._asked_s.values()))
 
     def target_vocab_size(self, target: str) -> int:
         return self._target_vocab_sizes[target]
@@ -126,6 +135,8 @@ class SessionStore:
         return ""
 
     def _commit(self, target: str, commit: Commit) -> None:
+        if commit.k > 0:
+            self._asked_s[target] = self._clock()
         session = self.get(target, commit.session_id)
         if session is None or commit.epoch > session.opened.epoch:
             self._resync(target, commit, "unknown session or epoch")

@@ -76,7 +76,7 @@ class Drafters:
         return drafts
 
     def take_timings(self) -> tuple[DrafterTiming, ...]:
-        """What the last `propose` took of each drafter, and what those that draft elsewhere measured.
+        """What the last `propose` took of each drafter, and what distant ones measured themselves.
         One that drafts in this thread computes for as long as it is waited for."""
         timings = []
         for name, proposer in self._proposers.items():
@@ -87,9 +87,7 @@ class Drafters:
                 timings.append(DrafterTiming(name, draft_s=waited_s, waited_s=waited_s))
         return tuple(timings)
 
-    def score(
-        self, committed: SequenceOf[Committed], results: SequenceOf[SequenceResult]
-    ) -> None:
+    def score(self, committed: SequenceOf[Committed], results: SequenceOf[SequenceResult]) -> None:
         """Add to the results what drafters that take no time would have had accepted, whether they
         proposed or not; to be asked before they hear of the commits."""
         tokens = {result.seq_id: result.token_ids for result in committed}

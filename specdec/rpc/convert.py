@@ -259,6 +259,7 @@ def _heartbeat_to_wire(message: Heartbeat) -> draft_pb2.Heartbeat:
         idle_fraction=message.idle_fraction,
         draft_step_ms=message.draft_step_ms,
         draining=message.draining,
+        num_targets=message.num_targets,
     )
 
 
@@ -270,6 +271,7 @@ def heartbeat_from_wire(wire: draft_pb2.Heartbeat) -> Heartbeat:
         idle_fraction=wire.idle_fraction,
         draft_step_ms=wire.draft_step_ms,
         draining=wire.draining,
+        num_targets=wire.num_targets,
     )
 
 

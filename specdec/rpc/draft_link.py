@@ -18,7 +18,8 @@ import grpc
 import grpc.aio
 
 from specdec.rpc import convert
-from specdec.rpc.draft_pool import DraftPool, Member
+from specdec.rpc.draft_member import Member
+from specdec.rpc.draft_pool import DraftPool
 from specdec.rpc.liveness import Liveness, LivenessSettings, LostError
 from specdec.rpc.transport import CHANNEL_OPTIONS, until_one_ends
 from specdec.speculation.handshake import TargetIdentity, protocol_fault, vocabulary_fault

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
 
+from specdec.rpc.draft_member import Member
+from specdec.rpc.round_times import RoundTimes
 from specdec.sequence import Sequence
+from specdec.speculation.controller.interface import DrafterTiming
 from specdec.speculation.draft_sessions import UNAVAILABLE, DraftSessions
 from specdec.speculation.messages import (
     Close,
@@ -32,35 +33,13 @@ NUM_TOKENS_BUFFERED = 32
 SECONDS_BUFFERED = 0.5
 
 
-@dataclass(slots=True, eq=False)
-class Member:
-    """One draft replica, or (not `trusted`) a drafter that dialled in.
-
-    `info` is None while it is not connected; `fault` says why it cannot be used. Messages for it
-    wait in `step_messages` (Speculate) and `bulk_messages` (Sync).
-    """
-
-    replica_id: str
-    trusted: bool = True
-    info: DraftInfo | None = None
-    suspect: bool = False
-    draining: bool = False
-    fault: str | None = None
-    load: Heartbeat | None = None
-    step_messages: list[TargetMessage] = field(default_factory=list)
-    bulk_messages: deque[Open | Close] = field(default_factory=deque)
-
-    @property
-    def takes_sessions(self) -> bool:
-        return self.info is not None and not self.draining
-
-
 class DraftPool:
     """Sessions of one target over its draft replicas. Every method may be called on any thread."""
 
     def __init__(self, vocab_size: int) -> None:
         self.sessions = DraftSessions(vocab_size)
         self.counters = self.sessions.counters
+        self._round_times = RoundTimes()
         self.members: dict[str, Member] = {}
         self._answered = threading.Condition()
         self._awaited: dict[int, int] = {}
@@ -92,12 +71,17 @@ class DraftPool:
         beyond the tokens in hand, which are verified now, and the target's own token after them.
         """
         with self._answered:
+            asked = []
             for seq_id, k in ks.items():
                 if k <= 0 or not self._is_served(seq_id):
                     continue
                 in_hand = self._num_in_hand(seq_id, k)
                 ahead = 0 if wait_s > 0 and in_hand < k else in_hand + 1
-                self._post(seq_id, self.sessions.ask(seq_id, k + ahead, deadline_ms))
+                message = self.sessions.ask(seq_id, k + ahead, deadline_ms)
+                self._post(seq_id, message)
+                if isinstance(message, Commit):
+                    asked.append((seq_id, message.round, message.k))
+            self._round_times.asked(asked)
             self._awaited = dict(ks)
             self._forget_answered()
 
@@ -134,6 +118,22 @@ class DraftPool:
                 faults = [m.fault for m in self.members.values() if m.fault is not None]
                 return faults[0] if faults else UNAVAILABLE
             return self.sessions.disabled_reason(seq_id)
+
+    def take_timing(self, name: str) -> DrafterTiming:
+        """What the draft replicas took and how busy they are, measured since the last call."""
+        with self._answered:
+            finished, round_trip_s = self._round_times.take()
+            loads = [m.load for m in self.members.values() if m.info and m.load is not None]
+            is_silent = any(member.is_silent for member in self.members.values())
+        return DrafterTiming(
+            name,
+            draft_s=finished.draft_s if finished else None,
+            network_s=finished.network_s if finished else round_trip_s,
+            asked=(finished.depth, finished.num_tokens) if finished else None,
+            busy_fraction=max((1 - load.idle_fraction for load in loads), default=0.0),
+            num_targets=max((load.num_targets for load in loads), default=1),
+            is_silent=is_silent,
+        )
 
     # The links' side
 
@@ -174,9 +174,13 @@ class DraftPool:
             member.suspect = suspect
             self._forget_answered()
 
-    def heartbeat(self, member: Member, beat: Heartbeat) -> None:
+    def heartbeat(self, member: Member, beat: Heartbeat, round_trip_s: float | None = None) -> None:
+        """The replica's load; `round_trip_s` where it echoes one of our heartbeats."""
         with self._answered:
             member.load = beat
+            if round_trip_s is not None:
+                self.counters.observe_round_trip(round_trip_s * 1000)
+                self._round_times.heard(round_trip_s)
             if beat.draining and not member.draining:
                 member.draining = True
                 member.fault = "draft_draining"
@@ -184,6 +188,13 @@ class DraftPool:
 
     def receive(self, member: Member, message: Proposal | Resync) -> None:
         with self._answered:
+            if isinstance(message, Proposal):
+                self._round_times.answered(
+                    message.session_id,
+                    message.round,
+                    len(message.token_ids),
+                    message.draft_ms / 1000,
+                )
             reply = self.sessions.receive(member.replica_id, message)
             if isinstance(reply, Open):
                 member.bulk_messages.append(reply)

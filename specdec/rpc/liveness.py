@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specdec.rpc.draft_pool import DraftPool, Member
+from specdec.rpc.draft_member import Member
+from specdec.rpc.draft_pool import DraftPool
 from specdec.speculation.messages import Heartbeat
 
 logger = logging.getLogger(__name__)
@@ -57,10 +58,8 @@ class Liveness:
             self._pool.member_suspect(self._member, False)
 
     def heard_heartbeat(self, beat: Heartbeat) -> None:
-        if beat.sent_ns:
-            round_trip_ms = (time.monotonic_ns() - beat.sent_ns) / 1e6
-            self._pool.counters.observe_round_trip(round_trip_ms)
-        self._pool.heartbeat(self._member, beat)
+        round_trip_s = (time.monotonic_ns() - beat.sent_ns) / 1e9 if beat.sent_ns else None
+        self._pool.heartbeat(self._member, beat, round_trip_s)
 
     def take_heartbeat(self) -> Heartbeat | None:
         beat, self._due = self._due, None

@@ -18,6 +18,7 @@ from specdec.rpc.draft_pool import DraftPool
 from specdec.rpc.transport import LoopThread
 from specdec.rpc.verifier_server import VerifierServer
 from specdec.sequence import Sequence
+from specdec.speculation.controller.interface import DrafterTiming
 from specdec.speculation.draft_counters import DraftCounters
 from specdec.speculation.handshake import TargetIdentity
 from specdec.speculation.messages import Heartbeat
@@ -105,6 +106,9 @@ class RemoteProposer:
 
     def disabled_reason(self, seq_id: int) -> str | None:
         return self._pool.disabled_reason(seq_id)
+
+    def take_timing(self) -> DrafterTiming:
+        return self._pool.take_timing(self.name)
 
     def shutdown(self) -> None:
         if self._is_shut_down:

@@ -19,7 +19,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from specdec.errors import UnavailableError
 from specdec.rpc import convert
-from specdec.rpc.draft_pool import DraftPool, Member
+from specdec.rpc.draft_member import Member
+from specdec.rpc.draft_pool import DraftPool
 from specdec.rpc.liveness import Liveness, LivenessSettings, LostError
 from specdec.rpc.transport import SERVER_OPTIONS, next_within, until_one_ends
 from specdec.speculation.handshake import TargetIdentity, protocol_fault

@@ -91,6 +91,7 @@ class Close:
 class Heartbeat:
     """Proof of life, both ways; the draft adds its load. `sent_ns` is echoed for the round trip.
 
+    `idle_fraction` of the draft's time; `num_targets` that asked it lately, 0 where not told.
     `draining`: the draft replica is going away and takes no new sessions.
     """
 
@@ -100,6 +101,7 @@ class Heartbeat:
     idle_fraction: float = 0.0
     draft_step_ms: float = 0.0
     draining: bool = False
+    num_targets: int = 0
 
 
 @dataclass(slots=True)

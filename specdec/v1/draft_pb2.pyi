@@ -118,20 +118,22 @@ class Close(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence_number", "sent_ns", "num_free_blocks", "idle_fraction", "draft_step_ms", "draining")
+    __slots__ = ("sequence_number", "sent_ns", "num_free_blocks", "idle_fraction", "draft_step_ms", "draining", "num_targets")
     SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     SENT_NS_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     IDLE_FRACTION_FIELD_NUMBER: _ClassVar[int]
     DRAFT_STEP_MS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
     sequence_number: int
     sent_ns: int
     num_free_blocks: int
     idle_fraction: float
     draft_step_ms: float
     draining: bool
-    def __init__(self, sequence_number: _Optional[int] = ..., sent_ns: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., idle_fraction: _Optional[float] = ..., draft_step_ms: _Optional[float] = ..., draining: bool = ...) -> None: ...
+    num_targets: int
+    def __init__(self, sequence_number: _Optional[int] = ..., sent_ns: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., idle_fraction: _Optional[float] = ..., draft_step_ms: _Optional[float] = ..., draining: bool = ..., num_targets: _Optional[int] = ...) -> None: ...
 
 class SparseLaw(_message.Message):
     __slots__ = ("token_ids", "weights")

@@ -151,6 +151,16 @@ def test_block_mode_over_the_wire(draft, connect) -> None:
     assert not engine.drafters["draft"].counters.faults
 
 
+def test_the_controller_hears_what_draft_and_network_took(draft, connect) -> None:
+    engine = connect(draft.member)
+    run(engine, [request(random_prompt(9, 1), speculation=fixed(4), **GREEDY)])
+    state = engine.controller.snapshot()
+    assert 0 < state["network_p50_s_draft"] <= state["network_p95_s_draft"] < 5
+    assert state["exposed_s_draft"] > 0
+    assert state["capacity_price_draft"] == 0  # nobody else asks this draft
+    assert state["alarms_heartbeat_lost_draft"] == 0
+
+
 def test_two_targets_share_one_draft(plain, draft, connect) -> None:
     prompts = [random_prompt(7 + i, seed=i) for i in range(4)]
     expected = [generate(plain, p, speculation=OFF, **GREEDY) for p in prompts]

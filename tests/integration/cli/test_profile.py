@@ -1,4 +1,4 @@
-"""`specdec profile`: kept under a key that the engine finds again, or written where it was asked."""
+"""`specdec profile`: kept under a key that the engine finds again, or written where it was told."""
 
 from __future__ import annotations
 

@@ -585,3 +585,21 @@ def test_a_failed_pass_declines_and_is_forgotten(params):
     engine.executor.error = None
     assert [m.reason for m in unready.mine(run_idle(engine))] == [""]
     assert peer.ask(peer.future(1), 3).token_ids == peer.future(3)
+
+
+def test_load_tells_how_many_targets_asked_lately():
+    clock = Clock()
+    engine = make_engine(PoolExecutor(clock=clock), clock=clock)
+    one = ready(engine, target="a")
+    two = ready(engine, target="b", session_id=2)
+    assert engine.load().num_targets == 0
+    one.ask([1], 2)
+    two.ask([1], 2)
+    two.commit([2], 0)  # that is no ask
+    assert engine.load().num_targets == 2
+    clock.advance(0.7)
+    one.ask([2], 2)
+    clock.advance(0.7)
+    assert engine.load().num_targets == 1
+    engine.drop_target("a")
+    assert engine.load().num_targets == 0

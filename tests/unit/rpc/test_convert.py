@@ -130,7 +130,7 @@ def test_what_is_ready() -> None:
         Proposal(1, 2, 3, 4, [3, 70000], laws=[law, law], draft_ms=1.5),
         Proposal(2, 1, 0, 0, [], reason="prefilling"),
     ]
-    resync, beat = Resync(9, 1, "gap"), Heartbeat(1, 2, 3, 0.5, 1.25, True)
+    resync, beat = Resync(9, 1, "gap"), Heartbeat(1, 2, 3, 0.5, 1.25, True, 4)
     wire = convert.ready_to_wire([*proposals, resync, beat])
     wire = over_the_wire(wire, draft_pb2.SpeculateResponse)
     first, second, third = convert.ready_from_wire(wire)

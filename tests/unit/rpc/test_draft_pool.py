@@ -8,7 +8,8 @@ import time
 import pytest
 
 from specdec.rpc import draft_pool
-from specdec.rpc.draft_pool import DraftPool, Member
+from specdec.rpc.draft_member import Member
+from specdec.rpc.draft_pool import DraftPool
 from specdec.speculation.messages import Close, Commit, DraftInfo, Heartbeat, Open, Proposal
 from specdec.speculation.proposer import Committed
 from tests.unit.rpc.scripted_draft import VOCAB, sequence
@@ -210,3 +211,43 @@ def test_a_link_that_ends_late_does_not_disturb_its_successor() -> None:
     pool.open([sequence(1, [1])])
     pool.member_down(old)
     assert pool.sessions.num_at("a") == 1
+
+
+def test_timing_tells_of_rounds_load_and_heartbeats_once() -> None:
+    pool, (a, b) = pool_with("a", "b")
+    pool.open([sequence(1, [1])])
+    make_ready(pool, a)
+    pool.ask({1: 3}, 1.0, 100.0)
+    (commit,) = pool.take_step(a)
+    base_len = commit.base_len + len(commit.token_ids)
+    proposal = Proposal(1, commit.epoch, base_len, commit.round, [7] * 3, draft_ms=0.001)
+    pool.receive(a, proposal)
+    pool.heartbeat(a, Heartbeat(1, 1, idle_fraction=0.25, num_targets=3), 0.004)
+    pool.heartbeat(b, Heartbeat(1, 1, idle_fraction=0.5, num_targets=1), 0.002)
+    timing = pool.take_timing("draft")
+    assert (timing.drafter, timing.asked, timing.draft_s) == ("draft", (3, 3), 1e-6)
+    assert timing.network_s is not None
+    assert 0 < timing.network_s < 1
+    assert (timing.busy_fraction, timing.num_targets) == (0.75, 3)  # the busier one's
+    pool.heartbeat(b, Heartbeat(2, 1, idle_fraction=0.5, num_targets=1), 0.002)
+    again = pool.take_timing("draft")
+    assert (again.draft_s, again.network_s, again.asked) == (None, 0.002, None)
+    assert pool.take_timing("draft").network_s is None
+
+
+def test_a_draft_is_silent_when_suspect_or_lost_but_not_when_it_leaves() -> None:
+    pool, (a,) = pool_with("a")
+    unknown = pool.add_member("never connected")
+    assert not pool.take_timing("draft").is_silent
+    pool.member_suspect(a, True)
+    assert pool.take_timing("draft").is_silent
+    pool.member_suspect(a, False)
+    pool.heartbeat(a, Heartbeat(1, 0))
+    pool.member_down(a)
+    assert pool.take_timing("draft").is_silent
+    pool.member_up(a, INFO)
+    assert not pool.take_timing("draft").is_silent
+    pool.heartbeat(a, Heartbeat(2, 0, draining=True))
+    pool.member_down(a)
+    assert not pool.take_timing("draft").is_silent
+    assert not unknown.is_silent

@@ -1,0 +1,37 @@
+"""One draft replica as a target's pool keeps it: what it said of itself, and what waits for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from specdec.speculation.messages import Close, DraftInfo, Heartbeat, Open, TargetMessage
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One draft replica, or (not `trusted`) a drafter that dialled in.
+
+    `info` is None while it is not connected; `fault` says why it cannot be used. Messages for it
+    wait in `step_messages` (Speculate) and `bulk_messages` (Sync).
+    """
+
+    replica_id: str
+    trusted: bool = True
+    info: DraftInfo | None = None
+    suspect: bool = False
+    draining: bool = False
+    fault: str | None = None
+    load: Heartbeat | None = None
+    step_messages: list[TargetMessage] = field(default_factory=list)
+    bulk_messages: deque[Open | Close] = field(default_factory=deque)
+
+    @property
+    def takes_sessions(self) -> bool:
+        return self.info is not None and not self.draining
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a replica that was heard of, and did not say that it leaves, is not heard now."""
+        is_lost = self.info is None and self.load is not None and not self.draining
+        return self.suspect or is_lost
