@@ -17,6 +17,7 @@ from specdec.cli import (
     models,
     profile,
     serve,
+    simulate,
     theory,
 )
 from specdec.cli.console import CommandGroup
@@ -62,5 +63,6 @@ app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command(epilog=audit.EXAMPLES)(audit.audit)
 app.command(epilog=profile.EXAMPLES)(profile.profile)
 app.command(epilog=theory.EXAMPLES)(theory.theory)
+app.command(epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command(epilog=drift.EXAMPLES)(drift.drift)
 app.command(epilog=characterize.EXAMPLES)(characterize.characterize)

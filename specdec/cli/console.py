@@ -52,7 +52,7 @@ RETRYABLE_ERRORS = (UnavailableError, OverloadedError, DeadlineError)
 
 def output() -> Console:
     """Standard output. Made anew for each command, so that a redirected stream is honoured."""
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, emoji=False)
 
 
 def print_json(value: object) -> None:
@@ -62,7 +62,7 @@ def print_json(value: object) -> None:
 
 def messages() -> Console:
     """Standard error."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def exit_code(error: SpecdecError) -> ExitCode:

@@ -7,17 +7,18 @@ runs is what the policy decided. Time is virtual.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from specdec.simulation.costs import StepCost
+from specdec.simulation.oracle import Oracle
+from specdec.simulation.policies import LOCAL_DRAFTERS
 from specdec.simulation.requests import Ints, SimulatedRequest
 from specdec.simulation.rows import Rows
 from specdec.speculation.controller.interface import BatchState, Controller, StepResult
 
 WARM_UP_STEPS = 200
-LOCAL_DRAFTERS = ("ngram",)
 
 
 @dataclass(slots=True)
@@ -33,6 +34,15 @@ class LoopResult:
     num_switches: int = 0
     num_finished: int = 0
     steps_by_k: dict[int, int] = field(default_factory=dict)
+
+    def add(self, other: LoopResult) -> None:
+        """Count what `other` counted, too."""
+        for member in fields(self):
+            if member.name != "steps_by_k":
+                mine = getattr(self, member.name)
+                setattr(self, member.name, mine + getattr(other, member.name))
+        for k, count in other.steps_by_k.items():
+            self.steps_by_k[k] = self.steps_by_k.get(k, 0) + count
 
     @property
     def goodput_tokens_per_s(self) -> float:
@@ -80,7 +90,8 @@ class Switches:
 class ClosedLoop:
     """Runs one policy at a concurrency that may be changed between steps.
 
-    requests: endless. drafters: those that each sequence may use, the preferred one first.
+    requests: endless. drafters: those that each sequence may use, the preferred one first. An
+    `Oracle` is shown what no other policy sees.
     """
 
     def __init__(
@@ -98,6 +109,8 @@ class ClosedLoop:
         self._drafters = drafters
         self._rows = Rows(drafters, max_k, LOCAL_DRAFTERS)
         self._switches = Switches()
+        if isinstance(controller, Oracle):
+            controller.foresee(self._rows, cost)
 
     def run(self, num_steps: int, concurrency: int, result: LoopResult | None = None) -> LoopResult:
         """`num_steps` steps, added to `result` where one is given."""

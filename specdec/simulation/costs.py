@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
 
 class StepCost(Protocol):
     """The true times of a simulated machine; controllers learn them as they would elsewhere."""
 
     def run_s(self, num_tokens: int, num_kv_tokens: int) -> float:
         """Seconds of the target's step over `num_tokens` tokens that read `num_kv_tokens`."""
+        ...
+
+    def run_many_s(self, num_tokens: Ints, num_kv_tokens: int) -> Floats:
+        """The same for steps of several sizes."""
         ...
 
     def propose_s(self, asked: Mapping[str, tuple[int, int]]) -> float:
@@ -27,6 +37,9 @@ class Llama8B:
     """
 
     def run_s(self, num_tokens: int, num_kv_tokens: int) -> float:
+        return (5.886 + 0.02101 * num_tokens + 3.926e-5 * num_kv_tokens + 1.207) / 1000
+
+    def run_many_s(self, num_tokens: Ints, num_kv_tokens: int) -> Floats:
         return (5.886 + 0.02101 * num_tokens + 3.926e-5 * num_kv_tokens + 1.207) / 1000
 
     def propose_s(self, asked: Mapping[str, tuple[int, int]]) -> float:

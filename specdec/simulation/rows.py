@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdec.simulation.requests import Ints, SimulatedRequest
+from specdec.simulation.requests import Ints, Mask, SimulatedRequest
 from specdec.speculation.controller.interface import Scored, SequenceResult, SequenceState
 
 
@@ -21,7 +21,7 @@ class Outcome:
 
     num_accepted: Ints
     num_committed: Ints
-    finished: Ints
+    finished: Mask
 
 
 class Rows:
@@ -72,6 +72,13 @@ class Rows:
         """[rows]: how many draft tokens of this drafter would be accepted at this moment."""
         pairs = zip(self.requests, self.positions.tolist(), strict=True)
         return np.array([request.acceptable[drafter][at] for request, at in pairs], dtype=np.int64)
+
+    def useful(self, max_k: int) -> Ints:
+        """[drafters, rows]: how many draft tokens would be committed, at most `max_k`. The last
+        token of a text is the target's own."""
+        room = np.minimum(self._lens[1] - self.positions - 1, max_k)
+        columns = [np.minimum(self.acceptable(name), room) for name in self._drafters]
+        return np.stack(columns) if columns else np.zeros((0, len(self)), dtype=np.int64)
 
     def verify(self, drafter_of: SequenceOf[str | None], num_drafted: Ints) -> Outcome:
         """Advance every sequence by its accepted draft tokens and one token of the target's."""
@@ -139,9 +146,9 @@ class Rows:
         ]
         return list(zip(*columns, strict=True))
 
-    def drop(self, gone: Ints) -> list[int]:
+    def drop(self, gone: Mask) -> list[int]:
         """Remove the rows that `gone` marks; returns their sequence ids."""
-        kept = np.flatnonzero(~gone.astype(bool)).tolist()
+        kept = np.flatnonzero(~gone).tolist()
         ids = [self.seq_ids[row] for row in np.flatnonzero(gone).tolist()]
         self.seq_ids = [self.seq_ids[row] for row in kept]
         self.requests = [self.requests[row] for row in kept]

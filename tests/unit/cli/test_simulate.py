@@ -1,0 +1,106 @@
+"""`specdec simulate` as it is typed: what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from specdec.cli.app import app
+from tests.unit.simulation.simulated import random_requests, trace_line, write_trace
+
+FIELDS = {
+    "policy",
+    "drafter",
+    "concurrency",
+    "steps",
+    "seed",
+    "num_unaligned",
+    "goodput_tokens_per_s",
+    "speedup_vs_off",
+    "mean_k",
+    "acceptance_rate",
+    "k_changes_per_1000_steps",
+}
+
+
+@pytest.fixture
+def trace(tmp_path):
+    lines = [
+        trace_line(
+            request.prompt_len,
+            request.output_len,
+            **{name: (values + 1).tolist() for name, values in request.acceptable.items()},
+        )
+        for request in random_requests(8, 6, "eagle", "ngram")
+    ]
+    return str(write_trace(tmp_path / "trace.jsonl", *lines))
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(app, ["simulate", *words])
+
+
+def test_one_policy_is_one_flat_object(trace):
+    words = ["--trace", trace, trace, "--drafter", "both", "--concurrency", "3", "--steps", "20"]
+    result = invoke(*words, "--seed", "4", "--policy", "fixed:2", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report.keys() >= FIELDS
+    assert report["num_requests"] == 16
+    assert (report["mean_k"], report["drafter"], report["steps"]) == (2, "both", 20)
+    assert report["sequence_steps_by_k"] == {"2": 60}
+    assert result.stdout == invoke(*words, "--seed", "4", "--policy", "fixed:2", "--json").stdout
+
+
+def test_several_policies_are_a_table_with_ratios(trace):
+    result = invoke(
+        "--trace", trace, "--policy", "fixed:1", "--policy", "off", "--policy", "oracle",
+        "--ramp", "1:4:1", "--steps", "30",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line}
+    assert lines["off"][2] == "1.0000"
+    assert float(lines["oracle"][2]) > float(lines["fixed:1"][2]) > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--policy", "clever"], "unknown policy 'clever'; allowed are adaptive"),
+        (["--policy", "fixed:17"], "fixed:K takes a whole K from 0 to 16"),
+        (["--policy", "fixed:eagle:1", "--drafter", "ngram"], "'fixed:eagle:1' names a drafter"),
+        (["--max-k", "300"], "max_k must be between 0 and 128"),
+        (["--concurrency", "0"], "concurrency must be between 1 and"),
+        (["--steps", "-5"], "steps must be between 1 and"),
+        (["--seed", "-1"], "seed must be between 0 and"),
+        (["--ramp", "1:x"], "ramp: takes whole numbers"),
+        (["--ramp", "0:4"], "ramp: takes two or more concurrencies"),
+    ],
+)
+def test_bad_input_is_named_and_nothing_is_printed(trace, words, named):
+    result = invoke("--trace", trace, "--json", *words)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert not result.stdout
+
+
+def test_a_bad_line_is_named_by_its_number(tmp_path):
+    path = write_trace(tmp_path / "t.jsonl", trace_line(eagle=[1]), "{}")
+    result = invoke("--trace", str(path))
+    assert result.exit_code == 2
+    assert "t.jsonl line 2: prompt_token_ids" in result.stderr
+    assert invoke().exit_code == 2
+
+
+def test_torch_is_not_loaded(trace):
+    code = (
+        "import sys; from specdec.cli.app import app\n"
+        f"try: app(['simulate', '--trace', {trace!r}, '--steps', '2', '--json'])\n"
+        "except SystemExit as done: assert not done.code\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
