@@ -19,21 +19,17 @@ class PlannedStep:
     def __init__(self, state: BatchState, max_k: int) -> None:
         sequences = self.sequences = state.sequences
         self.seq_ids = [s.seq_id for s in sequences]
-        self.drafters = sorted({s.drafter for s in sequences if s.drafter is not None})
-        index = {name: position for position, name in enumerate(self.drafters)}
-        self.drafter: Ints = np.array(
-            [-1 if s.drafter is None else index[s.drafter] for s in sequences], dtype=np.int64
-        )
-        limits = [min(s.max_k, max_k) if s.drafter is not None else 0 for s in sequences]
-        pairs = list(zip(sequences, limits, strict=True))
-        self.max_k: Ints = np.array(
-            [limit if s.fixed_k is None else 0 for s, limit in pairs], dtype=np.int64
-        )
-        self.is_fixed = np.array([s.fixed_k is not None for s in sequences], dtype=bool)
-        self.fixed_ks: Ints = np.array(
-            [0 if s.fixed_k is None else min(s.fixed_k, limit) for s, limit in pairs],
-            dtype=np.int64,
-        )
+        drafters = [s.drafter for s in sequences]
+        self.drafters = sorted({name for name in drafters if name is not None})
+        index: dict[str | None, int] = {name: place for place, name in enumerate(self.drafters)}
+        index[None] = -1
+        self.drafter = _ints([index[name] for name in drafters])
+        limits = np.minimum(_ints([s.max_k for s in sequences]), max_k)
+        limits[self.drafter < 0] = 0
+        fixed = [s.fixed_k for s in sequences]
+        self.is_fixed = np.array([k is not None for k in fixed], dtype=bool)
+        self.max_k = np.where(self.is_fixed, 0, limits)
+        self.fixed_ks = np.minimum(_ints([k or 0 for k in fixed]), limits)
         self.num_decodes = len(sequences)
         self.num_tokens = state.num_prefill_tokens + self.num_decodes
         self.num_kv_tokens = state.num_kv_tokens
@@ -59,9 +55,12 @@ class PlannedStep:
 
 def asked_of(results: SequenceOf[SequenceResult]) -> dict[str, tuple[int, int]]:
     """drafter -> (deepest k, draft tokens), as planned in a step that has been executed."""
-    asked: dict[str, tuple[int, int]] = {}
+    asked: dict[str, list[int]] = {}
     for result in results:
-        if result.drafter is not None and result.planned_k > 0:
-            depth, tokens = asked.get(result.drafter, (0, 0))
-            asked[result.drafter] = (max(depth, result.planned_k), tokens + result.planned_k)
-    return asked
+        if result.planned_k > 0 and result.drafter is not None:
+            asked.setdefault(result.drafter, []).append(result.planned_k)
+    return {drafter: (max(ks), sum(ks)) for drafter, ks in asked.items()}
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
