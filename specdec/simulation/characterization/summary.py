@@ -160,7 +160,7 @@ def _error_of_mean(sums: Sequence[tuple[float, int]]) -> float | None:
     used = [(total, count) for total, count in sums if count]
     if len(used) < 2:
         return None
-    total, count = (sum(column) for column in zip(*used, strict=True))
+    total, count = sum(part for part, _ in used), sum(size for _, size in used)
     squares = sum((part - total / count * size) ** 2 for part, size in used)
     return math.sqrt(squares * len(used) / (len(used) - 1)) / count
 
