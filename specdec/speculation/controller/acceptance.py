@@ -24,11 +24,8 @@ DRAFTER_DECAY = 0.9999
 CLASS_DECAY = 0.998
 REQUEST_DECAY = 0.98
 # Pseudo-observations that tie an estimate to the one above it.
-PRIOR_WEIGHT = 16.0
-OUTCOME_WEIGHT = 8.0
-RUN_WEIGHT = 4.0
+PRIOR_WEIGHT = 24.0
 CLASS_WEIGHT = 24.0
-REQUEST_WEIGHT = 6.0
 # After a change the past counts as this many proposals in each cell, and no more.
 KEPT_AFTER_CHANGE = 4.0
 # The outcome before: none yet, 0 accepted, 1, 2-3, 4-7, 8-15, 16 and more.
@@ -40,6 +37,8 @@ RUNS_FROM = np.array([0.03, 0.1, 0.25, 0.5])
 NUM_RUNS = 5
 NUM_CELLS = NUM_OUTCOMES * NUM_RUNS
 RATIO_POSITIONS = 4
+# With so many trials an acceptance is known to about 10 %: deeper draft tokens need no probes.
+KNOWN_TRIALS = 24.0
 MAX_ACCEPTANCE = 0.999
 MAX_REQUESTS = 4096
 MAX_CLASSES = 256
@@ -51,15 +50,23 @@ class DrafterPrior:
 
     acceptance: probability that draft token j is accepted, given that all before it were. The last
         value goes on for ever.
+    request_weight: expected accepted tokens that tie a request to its drafter's average. Requests
+        of lookup differ more than those of models do (published traces: first-token rates spread
+        like Beta laws of concentration 9 to 180 and 24 to 120).
+    cell_weight: pseudo-observations that tie an estimate in one situation to those in others: lookup
+        is bursty, what it had accepted last says most of what it will have accepted next (lag-1
+        autocorrelation 0.03-0.43 in published traces), models hardly are (0.03-0.06).
     relative_draft_s: seconds of one draft step over seconds of one target step of one token.
     """
 
     acceptance: tuple[float, ...]
+    request_weight: float
+    cell_weight: float
     relative_draft_s: float
 
 
-MODEL_PRIOR = DrafterPrior((0.75, 0.75, 0.78, 0.8), 0.4)
-LOOKUP_PRIOR = DrafterPrior((0.45, 0.7, 0.8, 0.85), 0.0)
+MODEL_PRIOR = DrafterPrior((0.75, 0.75, 0.78, 0.8), 48.0, 16.0, 0.4)
+LOOKUP_PRIOR = DrafterPrior((0.45, 0.7, 0.8, 0.85), 6.0, 4.0, 0.0)
 PRIORS = {"ngram": LOOKUP_PRIOR}
 
 
@@ -68,15 +75,12 @@ def prior_of(drafter: str) -> DrafterPrior:
 
 
 class _Counts:
-    """Decayed trials and successes of one drafter by position, in cells of growing detail.
-
-    Lookup is bursty: what it had accepted last says most of what it will have accepted next
-    (lag-1 autocorrelation 0.03-0.43 in published traces). Models hardly are (0.03-0.06); their
-    cells differ little, and what there is to learn is learned at the price of RUN_WEIGHT.
-    """
+    """Decayed trials and successes of one drafter by position, in cells: one for each outcome before
+    and each run of outcomes before that."""
 
     def __init__(self, prior: DrafterPrior, max_k: int) -> None:
         curve = prior.acceptance
+        self._weight = prior.cell_weight
         self.prior = np.array([curve[min(j, len(curve) - 1)] for j in range(max_k)])
         self.cells = np.zeros((2, NUM_OUTCOMES, NUM_RUNS, max_k))
         self.change = ChangeDetector()
@@ -85,12 +89,13 @@ class _Counts:
     def acceptance(self) -> Floats:
         """[NUM_CELLS, max_k]: of draft token j, given that all before it were accepted."""
         if self._table is None:
-            trials, successes = self.cells
+            # Each cell leans on what the others of its kind say, so that no proposal counts twice.
             by_outcome = self.cells.sum(axis=2)
-            overall = _shrunk(*by_outcome.sum(axis=1), self.prior, PRIOR_WEIGHT)
-            outcome = _shrunk(*by_outcome, overall, OUTCOME_WEIGHT)
-            table = _shrunk(trials, successes, outcome[:, None], RUN_WEIGHT)
-            self._table = table.reshape(NUM_CELLS, -1)
+            others = by_outcome.sum(axis=1)[:, None] - by_outcome
+            overall = _shrunk(*others, self.prior, PRIOR_WEIGHT)
+            siblings = by_outcome[:, :, None] - self.cells
+            outcome = _shrunk(*siblings, overall[:, None], 2 * self._weight)
+            self._table = _shrunk(*self.cells, outcome, self._weight).reshape(NUM_CELLS, -1)
         return self._table
 
     def overall(self) -> Floats:
@@ -105,6 +110,11 @@ class _Counts:
         self.cells *= DRAFTER_DECAY ** len(cells)
         self.cells += new.reshape(self.cells.shape)
         self._table = None
+
+    def num_trials(self) -> Floats:
+        """[max_k]: proposals that said something of each position."""
+        trials: Floats = self.cells[0].sum(axis=(0, 1))
+        return trials
 
     def forget(self, kept: float) -> None:
         """Let each cell count as at most `kept` proposals from here on."""
@@ -155,7 +165,8 @@ class AcceptanceModel:
 
     def _acceptance(self, drafter: str, slots: Ints) -> Floats:
         table = np.minimum(self._counts(drafter).acceptance()[self._cells(slots)], MAX_ACCEPTANCE)
-        odds = self._ratio(slots)[:, None] * table
+        weight = prior_of(drafter).request_weight
+        odds = self._ratio(slots, weight)[:, None] * table
         result: Floats = odds / (1.0 - table + odds)
         return result
 
@@ -164,12 +175,12 @@ class AcceptanceModel:
         cells: Ints = self._outcome[slots] * NUM_RUNS + runs
         return cells
 
-    def _ratio(self, slots: Ints) -> Floats:
+    def _ratio(self, slots: Ints, weight: float) -> Floats:
         """[sequences]: the odds of this request over those of its drafter."""
         accepted, expected = self._class_counts[:, self._class[slots]]
         of_class = (accepted + CLASS_WEIGHT) / (expected + CLASS_WEIGHT)
         accepted, expected = self._request_counts[:, slots]
-        ratio: Floats = (accepted + REQUEST_WEIGHT * of_class) / (expected + REQUEST_WEIGHT)
+        ratio: Floats = (accepted + weight * of_class) / (expected + weight)
         return ratio
 
     def record(
@@ -222,6 +233,10 @@ class AcceptanceModel:
             slot = self._slots.pop((seq_id, drafter), None)
             if slot is not None:
                 self._free.append(slot)
+
+    def is_known(self, drafter: str) -> NDArray[np.bool_]:
+        """[max_k]: whether enough was seen of draft tokens at each position."""
+        return self._counts(drafter).num_trials() >= KNOWN_TRIALS
 
     def first_acceptance(self) -> dict[str, float]:
         """Acceptance of the first draft token by drafter, for metrics."""

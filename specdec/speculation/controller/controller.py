@@ -207,11 +207,9 @@ class GoodputController:
         """Raise the k of one sequence where there is credit for a trial."""
         if not self._prober.is_due:
             return ks
-        # What lookup would have had accepted is known without trying.
-        is_flat = np.array([cost.is_flat for cost in costs.propose] + [True])[step.drafter]
         options = [
             ProbeOption(int(row), step.seq_ids[row], int(ks[row]), int(step.max_k[row]))
-            for row in np.flatnonzero((ks < step.max_k) & ~is_flat)
+            for row in np.flatnonzero((ks < step.max_k) & self._is_open(step, ks, costs))
         ]
 
         def price_s(option: ProbeOption) -> float:
@@ -224,6 +222,16 @@ class GoodputController:
             ks = ks.copy()
             ks[option.row] = option.probe_k
         return ks
+
+    def _is_open(self, step: PlannedStep, ks: Ints, costs: StepCosts) -> NDArray[np.bool_]:
+        """[sequences]: whether trying a token more would tell anything. What lookup would have had
+        accepted is known without trying; of a model, a depth that was often tried is."""
+        is_open = np.zeros(len(ks), dtype=bool)
+        for index, drafter in enumerate(step.drafters):
+            if not costs.propose[index].is_flat:
+                unknown = np.append(~self._acceptance.is_known(drafter), False)
+                is_open |= (step.drafter == index) & ((ks == 0) | unknown[ks])
+        return is_open
 
     def _set_wait(self, step: PlannedStep, ks: Ints) -> None:
         asked = step.asked(ks)
@@ -264,7 +272,7 @@ class GoodputController:
             self._observe_wait(result, asked)
         self._count_baseline(result, bool(asked))
         self._observe_acceptance(result.sequences)
-        self._prober.end_step(result.step_s)
+        self._prober.end_step(result.step_s, self._speculating)
         self._observe_speed(result)
 
     def close(self, seq_id: int) -> None:

@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # A depth is left only for one that promises this much more: K must not flap on noise.
-KEEP_DEPTH = 0.99
+KEEP_DEPTH = 0.98
 SLOPE_TOKENS = 2
 # Less is not worth a token even where its measured cost is nothing: no measurement is that good.
 MIN_SURVIVAL = 0.02

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-TIME_SHARE = 0.01
-EXTRA_TOKENS = 2
+# Of all time while nothing is drafted, and while something is: then only depth is in question.
+SHARE_OFF = 0.01
+SHARE_ON = 0.003
 MAX_FREE_IN_A_ROW = 8
 MAX_SAVED_PROBES = 2.0
 
@@ -27,11 +28,12 @@ class ProbeOption:
 
     @property
     def probe_k(self) -> int:
-        return min(self.max_k, self.k + EXTRA_TOKENS)
+        """One token more is the cheapest question; from k = 0, whether drafting pays again."""
+        return self.k + 1
 
 
 class Prober:
-    """Spends TIME_SHARE of all step time on probes, the sequence that waited longest first.
+    """Spends a small share of all step time on probes, the sequence that waited longest first.
 
     A probe from k = 0 that is fully accepted is followed by another at once, free of charge: that
     is how speculation comes back within a few steps.
@@ -47,9 +49,9 @@ class Prober:
         self._follow_up: int | None = None
         self._free_left = MAX_FREE_IN_A_ROW
 
-    def end_step(self, step_s: float) -> None:
-        """A step is over, outcomes included."""
-        self._credit_s += TIME_SHARE * step_s
+    def end_step(self, step_s: float, is_on: bool) -> None:
+        """A step is over, outcomes included; `is_on`: whether speculation was decided to pay."""
+        self._credit_s += (SHARE_ON if is_on else SHARE_OFF) * step_s
         self._awaited = None
 
     @property
