@@ -22,7 +22,8 @@ MEAN_RATE = 0.1
 NETWORK_WINDOW = 256
 # A draft busy for this part of its time is no bottleneck yet, and from that part on it is one.
 FREE_BUSY, FULL_BUSY = 0.7, 0.95
-PRICE_STEP = 0.02
+# Smaller changes of price and drift are not worth making the curve anew.
+PRICE_STEP, DRIFT_STEP = 0.02, 0.005
 
 
 class Quantiles:
@@ -76,6 +77,8 @@ class DrafterCost:
         self.exposed_s = 0.0
         self._round_s = 0.0
         self._charged: ProposeCost | None = None
+        self._charged_revision: tuple[int, int, float] | None = None
+        self._charged_drift = 1.0
 
     @property
     def hidden_s(self) -> float:
@@ -86,15 +89,21 @@ class DrafterCost:
     def charged(self) -> ProposeCost:
         """Seconds that a step is charged for drafting: those waited, and of the draft's others
         the part that `capacity_price` says. Needs one wait observed or seeded."""
-        if self._charged is None:
-            by_depth = self._over_depth(self.exposed)
-            per_token_s = self.exposed.at(0, 1)
-            if self.price > 0 and self.draft.count:
-                unseen = self._over_depth(self.draft) - by_depth
-                by_depth = np.maximum.accumulate(by_depth + self.price * np.maximum(unseen, 0.0))
-                per_token_s += self.price * max(self.draft.at(0, 1) - per_token_s, 0.0)
-            self._charged = ProposeCost(by_depth, per_token_s, self._is_flat)
+        revision = (self.exposed.revision, self.draft.revision, self.price)
+        moved = abs(self.exposed.drift - self._charged_drift) > DRIFT_STEP * self._charged_drift
+        if self._charged is None or revision != self._charged_revision or moved:
+            self._charged = self._charge()
+            self._charged_revision, self._charged_drift = revision, self.exposed.drift
         return self._charged
+
+    def _charge(self) -> ProposeCost:
+        by_depth = self._over_depth(self.exposed)
+        per_token_s = self.exposed.at(0, 1)
+        if self.price > 0 and self.draft.count:
+            unseen = self._over_depth(self.draft) - by_depth
+            by_depth = np.maximum.accumulate(by_depth + self.price * np.maximum(unseen, 0.0))
+            per_token_s += self.price * max(self.draft.at(0, 1) - per_token_s, 0.0)
+        return ProposeCost(by_depth, per_token_s, self._is_flat)
 
     def _over_depth(self, curve: LatencyCurve) -> Floats:
         seconds = curve.predict(self._depths, 0)
@@ -115,13 +124,11 @@ class DrafterCost:
     def seed(self, rounds: list[tuple[int, int, float]]) -> None:
         """(depth, draft tokens, seconds) of rounds that a step waited for from end to end."""
         self.exposed.seed(rounds)
-        self._charged = None
 
     def observe_wait(self, depth: int, num_draft_tokens: int, seconds: float) -> None:
         """A step asked for this and waited so long."""
         self.exposed.observe(depth, num_draft_tokens, seconds)
         self.exposed_s += MEAN_RATE * (seconds - self.exposed_s)
-        self._charged = None
 
     def observe_timing(self, timing: DrafterTiming, asked: tuple[int, int] | None) -> None:
         """What the proposer measured of a round: `asked` = (depth, draft tokens) of it, None where
@@ -133,6 +140,5 @@ class DrafterCost:
             round_s = timing.draft_s + (timing.network_s or 0.0)
             self._round_s += MEAN_RATE * (round_s - self._round_s)
         price = capacity_price(timing.busy_fraction, timing.num_targets)
-        if abs(price - self.price) > PRICE_STEP or (self.price and asked is not None):
+        if abs(price - self.price) > PRICE_STEP or price == 0:
             self.price = price
-            self._charged = None

@@ -11,17 +11,15 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specdec.speculation.controller.line_fit import Line, LineFit
+from specdec.speculation.controller.staircase import bucket_of, not_decreasing, with_edges
 
 Floats = NDArray[np.float64]
 
-EXACT_BUCKETS = 32
-BUCKETS_PER_OCTAVE = 8
 MIN_OF_FIRST = 3
 TRUSTED = 8
 CELL_RATE = 0.05
@@ -32,10 +30,6 @@ HALF_LIFE_STEPS = 512.0
 MAX_SURPRISE = 2.0
 # A point that was measured at leisure, the least of several runs, counts as so many live ones.
 SEED_COUNT = 16.0
-# Two cells side by side are a step, and not a slope, where the time between them grows by this part
-# and so many times as fast as before or after.
-STEP_GROWTH = 0.03
-STEP_STEEPNESS = 3.0
 # The knots are made anew when a cell moved by so much, or after so many steps in any case.
 REFRESH_MOVED = 0.01
 REFRESH_STEPS = 16
@@ -59,6 +53,7 @@ class _Knots:
     x: list[float]
     seconds: list[float]
     line: Line
+    arrays: tuple[Floats, Floats]
 
     def at(self, x: float) -> float:
         """Linear between two knots, along the line outside of them."""
@@ -94,6 +89,7 @@ class LatencyCurve:
         self._cells: dict[int, _Cell] = {}
         self._fit = LineFit(relative_slope, starts_at_zero)
         self._knots: _Knots | None = None
+        self._num_builds = 0
         self._moved = 0.0
         self._num_unseen = 0
 
@@ -108,12 +104,19 @@ class LatencyCurve:
         """Seconds at each (x, y); needs one measurement."""
         knots = self._current()
         at = self._padded_all(np.asarray(x, dtype=np.float64))
-        inside = np.interp(at, knots.x, knots.seconds)
+        inside = np.interp(at, *knots.arrays)
         outside = np.maximum(at - knots.x[-1], 0) + np.minimum(at - knots.x[0], 0)
         line = knots.line
         seconds = inside + line.slope_x * outside + line.slope_y * np.asarray(y, dtype=np.float64)
         result: Floats = self.drift * np.maximum(seconds, 0.0)
         return result
+
+    @property
+    def revision(self) -> int:
+        """Changes when predictions do, their drift aside; 0 before the first measurement."""
+        if self._cells:
+            self._current()
+        return self._num_builds
 
     def at(self, x: float, y: float) -> float:
         """`predict` for one point."""
@@ -206,6 +209,7 @@ class LatencyCurve:
         if self._knots is None:
             assert self._cells, "nothing measured yet"
             self._knots = self._build()
+            self._num_builds += 1
             self._moved, self._num_unseen = 0.0, 0
         return self._knots
 
@@ -219,7 +223,8 @@ class LatencyCurve:
             xs.append(cell.x)
             seconds.append(at_zero)
             weights.append(weight)
-        return _Knots(*with_edges(xs, not_decreasing(seconds, weights)), line)
+        xs, seconds = with_edges(xs, not_decreasing(seconds, weights))
+        return _Knots(xs, seconds, line, (np.array(xs), np.array(seconds)))
 
     def _knot(self, cell: _Cell, line: Line) -> tuple[float, float]:
         """(seconds at y = 0, weight): the cell's own time, the more of the line's the fewer its
@@ -234,61 +239,3 @@ class LatencyCurve:
         line_s = line.intercept + line.slope_x * cell.x
         weight = count + line_weight
         return (count * measured_s + line_weight * line_s) / weight, weight
-
-
-def bucket_of(x: float) -> int:
-    """Every whole x up to 32, then eight per doubling that end where x is a multiple of their
-    width: (288, 320] and (320, 352] between 256 and 512."""
-    if x <= EXACT_BUCKETS:
-        return round(x)
-    octave = math.ceil(x - 1).bit_length() - 1
-    width = (1 << octave) // BUCKETS_PER_OCTAVE
-    first_octave = EXACT_BUCKETS.bit_length() - 1
-    place = math.ceil(x / width) - BUCKETS_PER_OCTAVE
-    return EXACT_BUCKETS + (octave - first_octave) * BUCKETS_PER_OCTAVE + place
-
-
-def edge_between(low: float, high: float) -> int | None:
-    """The last whole x of the cell of `low`, where the cell of `high` is the next one."""
-    if low <= EXACT_BUCKETS or bucket_of(high) != bucket_of(low) + 1:
-        return None
-    width = (1 << (math.ceil(low - 1).bit_length() - 1)) // BUCKETS_PER_OCTAVE
-    return math.ceil(low / width) * width
-
-
-def with_edges(xs: list[float], seconds: list[float]) -> tuple[list[float], list[float]]:
-    """The knots, and two more at the edge of two cells wherever the time jumps between them, so
-    that a step stays a step. Slopes are left as they are."""
-    slopes = [
-        (s1 - s0) / (x1 - x0)
-        for (x0, x1), (s0, s1) in zip(pairwise(xs), pairwise(seconds), strict=True)
-    ]
-    new_x, new_s = xs[:1], seconds[:1]
-    for i, slope in enumerate(slopes):
-        around = [slopes[j] for j in (i - 1, i + 1) if 0 <= j < len(slopes)]
-        is_step = around and slope > STEP_STEEPNESS * max(around)
-        is_step = is_step and seconds[i + 1] > (1 + STEP_GROWTH) * seconds[i]
-        edge = edge_between(xs[i], xs[i + 1]) if is_step else None
-        if edge is not None and xs[i] < edge and edge + 1 < xs[i + 1]:
-            new_x += [edge, edge + 1]
-            new_s += [seconds[i], seconds[i + 1]]
-        new_x.append(xs[i + 1])
-        new_s.append(seconds[i + 1])
-    return new_x, new_s
-
-
-def not_decreasing(seconds: SequenceOf[float], weights: SequenceOf[float]) -> list[float]:
-    """Isotonic regression (pool adjacent violators): more work never takes less time, whatever
-    the noise says. Otherwise draft tokens would look free whose cell had a lucky start."""
-    pools: list[tuple[float, float, int]] = []  # seconds, weight, knots
-    for value, own_weight in zip(seconds, weights, strict=True):
-        weight, size = own_weight, 1
-        while pools and pools[-1][0] > value:
-            other_s, other_weight, other_size = pools.pop()
-            if math.isinf(other_weight):
-                value = other_s
-            else:
-                value = (weight * value + other_weight * other_s) / (weight + other_weight)
-            weight, size = weight + other_weight, size + other_size
-        pools.append((value, weight, size))
-    return [value for value, _, size in pools for _ in range(size)]

@@ -9,11 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from specdec.speculation.controller.latency_curve import (
-    LatencyCurve,
-    bucket_of,
-    not_decreasing,
-)
+from specdec.speculation.controller.latency_curve import LatencyCurve
+from specdec.speculation.controller.staircase import bucket_of, not_decreasing
 
 
 def run_curve() -> LatencyCurve:
