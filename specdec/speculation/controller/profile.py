@@ -196,7 +196,8 @@ def _records(kind: type[Record], value: Any, where: str) -> tuple[Record, ...]:
 def _record(kind: type[Record], value: Any, where: str) -> Record:
     members = fields(kind)
     _names(value, [member.name for member in members], where)
-    return kind(**{member.name: _value(member, value[member.name], where) for member in members})
+    values: dict[str, Any] = {m.name: _value(m, value[m.name], where) for m in members}
+    return kind(**values)
 
 
 def _value(member: Field[Any], value: Any, where: str) -> str | int | float:
