@@ -28,6 +28,9 @@ PRIOR_WEIGHT = 24.0
 CLASS_WEIGHT = 24.0
 # After a change the past counts as this many proposals in each cell, and no more.
 KEPT_AFTER_CHANGE = 4.0
+# Successes less likely than this are no luck: what was believed is wrong. One lucky probe in a
+# hundred may be taken for better times.
+LUCK = 0.01
 # The outcome before: none yet, 0 accepted, 1, 2-3, 4-7, 8-15, 16 and more.
 OUTCOMES_FROM = np.array([0, 1, 2, 4, 8, 16])
 FRESH, NUM_OUTCOMES = 0, 7
@@ -220,12 +223,20 @@ class AcceptanceModel:
     def _forget(self, drafter: str, slots: Ints) -> None:
         """Times changed: let the new ones be learned as quickly as the first."""
         self._counts(drafter).forget(KEPT_AFTER_CHANGE)
+        self._forget_requests(slots)
+
+    def _forget_requests(self, slots: Ints) -> None:
         self._request_counts[:, slots] = 0.0
         self._class_counts[:, np.unique(self._class[slots])] = 0.0
 
-    def woke(self, drafter: str, seq_id: int) -> None:
-        """A drafter that had been given up succeeded: what is known of it is out of date."""
-        self._forget(drafter, self._slots_of(drafter, [seq_id], ()))
+    def woke(self, drafter: str, seq_id: int, in_a_row: int) -> None:
+        """So many first draft tokens of a drafter that had been given up were accepted in a row:
+        what makes that too unlikely, of its request or of all, is out of date."""
+        slots = self._slots_of(drafter, [seq_id], ())
+        if self._acceptance(drafter, slots)[0, 0] ** in_a_row < LUCK:
+            self._forget_requests(slots)
+        if self._counts(drafter).overall()[0] ** in_a_row < LUCK:
+            self._counts(drafter).forget(KEPT_AFTER_CHANGE)
 
     def close(self, seq_id: int) -> None:
         """Drop a finished sequence; its drafter's average keeps what it taught."""

@@ -19,7 +19,9 @@ from specdec.sequence import Explanation
 from specdec.speculation.controller.acceptance import AcceptanceModel
 from specdec.speculation.controller.choice import DrafterChooser, Offer
 from specdec.speculation.controller.cost import TRUSTED, CostModel, ProfilePoint
+
 from specdec.speculation.controller.decision_log import DecisionLog, Grounds
+from specdec.speculation.controller.depth import DepthKeeper
 from specdec.speculation.controller.guard import Guard
 from specdec.speculation.controller.interface import (
     BatchState,
@@ -62,6 +64,7 @@ class GoodputController:
         self._acceptance = AcceptanceModel(self._max_k)
         self._cost = CostModel(self._max_k)
         self._chooser = DrafterChooser()
+        self._depth = DepthKeeper()
         self._guard = Guard()
         self._prober = Prober()
         self._wait = WaitPolicy(config.max_wait_ms / 1000)
@@ -170,9 +173,10 @@ class GoodputController:
     def _decide(self, step: PlannedStep) -> Ints:
         candidates = Candidates(self._survival(step), step.max_k, step.drafter)
         required = RETURN_TO_STAY if self._speculating else RETURN_TO_BEGIN
-        last_depth = self._decision.depth if self._decision else 0
         costs = self._costs(step)
-        decision = decide(candidates, step.fixed_ks, costs, required, last_depth)
+        keep = self._depth.kept()
+        decision = decide(candidates, step.fixed_ks, costs, required, keep)
+        self._depth.observe(decision)
         self._decision = decision
         self._grounds = Grounds(candidates.survival, costs.propose, decision)
         self._speculating = bool(decision.ks.sum() > step.fixed_ks.sum())
@@ -312,8 +316,11 @@ class GoodputController:
         share = sum(r.num_draft_tokens for r in planned) / sum(r.planned_k for r in planned)
         self._delivered[drafter] += DELIVERED_RATE * (min(share, 1.0) - self._delivered[drafter])
         for r in planned:
-            if self._prober.succeeded(r.seq_id, r.num_draft_tokens, r.num_accepted_tokens):
-                self._acceptance.woke(drafter, r.seq_id)
+            in_a_row = self._prober.successes(
+                r.seq_id, r.num_draft_tokens, r.num_accepted_tokens
+            )
+            if in_a_row:
+                self._acceptance.woke(drafter, r.seq_id, in_a_row)
 
     def _observe_speed(self, result: StepResult) -> None:
         """Compare speculation with its baseline, where that is fair: no prefill, no fixed K."""

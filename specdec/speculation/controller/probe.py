@@ -48,6 +48,7 @@ class Prober:
         self._awaited: int | None = None
         self._follow_up: int | None = None
         self._free_left = MAX_FREE_IN_A_ROW
+        self._streak = 0
 
     def end_step(self, step_s: float, is_on: bool) -> None:
         """A step is over, outcomes included; `is_on`: whether speculation was decided to pay."""
@@ -77,6 +78,7 @@ class Prober:
             return None
         self._credit_s -= price
         self._free_left = MAX_FREE_IN_A_ROW
+        self._streak = 0
         return self._start(option)
 
     def _start(self, option: ProbeOption) -> ProbeOption:
@@ -86,12 +88,14 @@ class Prober:
         self._awaited = option.seq_id if option.k == 0 else None
         return option
 
-    def succeeded(self, seq_id: int, num_drafted: int, num_accepted: int) -> bool:
-        """Whether this outcome is that of a probe from k = 0, and all of it was accepted."""
+    def successes(self, seq_id: int, num_drafted: int, num_accepted: int) -> int:
+        """How many probes from k = 0 were accepted whole, one after the other, up to this outcome;
+        0 where it is not that of such a probe."""
         if seq_id != self._awaited or not 0 < num_drafted == num_accepted:
-            return False
+            return 0
         self._follow_up = seq_id
-        return True
+        self._streak += 1
+        return self._streak
 
     def close(self, seq_id: int) -> None:
         """Forget a sequence; no probe is awaited of it, and none follows."""
