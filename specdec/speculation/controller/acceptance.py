@@ -56,9 +56,9 @@ class DrafterPrior:
     request_weight: expected accepted tokens that tie a request to its drafter's average. Requests
         of lookup differ more than those of models do (published traces: first-token rates spread
         like Beta laws of concentration 9 to 180 and 24 to 120).
-    cell_weight: pseudo-observations that tie an estimate in one situation to those in others: lookup
-        is bursty, what it had accepted last says most of what it will have accepted next (lag-1
-        autocorrelation 0.03-0.43 in published traces), models hardly are (0.03-0.06).
+    cell_weight: pseudo-observations that tie an estimate in one situation to those in others.
+        Lookup is bursty: what it had accepted last says most of what it will have accepted next
+        (lag-1 autocorrelation 0.03-0.43 in published traces). Models hardly are (0.03-0.06).
     relative_draft_s: seconds of one draft step over seconds of one target step of one token.
     """
 
@@ -78,8 +78,8 @@ def prior_of(drafter: str) -> DrafterPrior:
 
 
 class _Counts:
-    """Decayed trials and successes of one drafter by position, in cells: one for each outcome before
-    and each run of outcomes before that."""
+    """Decayed trials and successes of one drafter by position, in cells: one for each outcome
+    before and each run of outcomes before that."""
 
     def __init__(self, prior: DrafterPrior, max_k: int) -> None:
         curve = prior.acceptance

@@ -19,7 +19,6 @@ from specdec.sequence import Explanation
 from specdec.speculation.controller.acceptance import AcceptanceModel
 from specdec.speculation.controller.choice import DrafterChooser, Offer
 from specdec.speculation.controller.cost import TRUSTED, CostModel, ProfilePoint
-
 from specdec.speculation.controller.decision_log import DecisionLog, Grounds
 from specdec.speculation.controller.depth import DepthKeeper
 from specdec.speculation.controller.guard import Guard
@@ -316,9 +315,7 @@ class GoodputController:
         share = sum(r.num_draft_tokens for r in planned) / sum(r.planned_k for r in planned)
         self._delivered[drafter] += DELIVERED_RATE * (min(share, 1.0) - self._delivered[drafter])
         for r in planned:
-            in_a_row = self._prober.successes(
-                r.seq_id, r.num_draft_tokens, r.num_accepted_tokens
-            )
+            in_a_row = self._prober.successes(r.seq_id, r.num_draft_tokens, r.num_accepted_tokens)
             if in_a_row:
                 self._acceptance.woke(drafter, r.seq_id, in_a_row)
 

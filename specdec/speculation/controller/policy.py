@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# A depth is left only for one that promises this much more: K must not flap on noise.
-KEEP_DEPTH = 0.98
+DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+SORT_RESOLUTION = 65535.0
 SLOPE_TOKENS = 2
 # Less is not worth a token even where its measured cost is nothing: no measurement is that good.
 MIN_SURVIVAL = 0.02
@@ -66,13 +65,15 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """ks: [sequences]; depth: the largest k, free to choose, of a drafter whose depth costs time.
+    """ks: [sequences]; depth: the largest k that was allowed where depth costs time, 0 where
+    nothing is drafted.
 
     goodput, baseline: expected committed tokens per second, as decided and with k = 0.
     offered_gain: goodput over `baseline` of the best plan, `required_return` aside; where nothing
         is better than drafting nothing, of one draft token deep.
     shadow_price: lambda = goodput * dT/dn, the survival that a draft position must exceed to be
-    worth its token in the target's step (literature 7.2).
+    worth its token in the target's step (literature 7.2). regret: the share of goodput that keeping
+    the depth gives up.
     """
 
     ks: Ints
@@ -82,6 +83,7 @@ class Decision:
     baseline: float
     shadow_price: float
     offered_gain: float
+    regret: float = 0.0
 
     @property
     def gain(self) -> float:
@@ -94,7 +96,7 @@ def decide(
     fixed_ks: Ints,
     costs: StepCosts,
     required_return: float,
-    last_depth: int,
+    keep_depth: int | None,
 ) -> Decision:
     """Maximise (sequences + sum of survivals) / seconds over the number of draft tokens.
 
@@ -104,24 +106,25 @@ def decide(
 
     fixed_ks: [sequences], draft tokens that are drafted in any case, with max_k = 0 in
         `candidates`. `required_return`: expected tokens gained over tokens that their time would
-        have given without them; below it nothing is drafted.
+        have given without them; below it nothing is drafted. `keep_depth`: go as deep as this, if
+        anything is drafted; None chooses freely.
     """
     ranking = _Ranking(candidates, fixed_ks, costs)
-    best = max((ranking.best(depth) for depth in ranking.depths), key=lambda plan: plan.goodput)
-    kept = ranking.reaching(last_depth)
-    if kept and kept.goodput >= KEEP_DEPTH * best.goodput:
-        best = kept
-    base, offer = ranking.nothing, best if best.budget else ranking.one_deep()
+    best, regret = ranking.best(keep_depth)
+    base, offer = ranking.nothing, best if len(best.chosen) else ranking.one_deep()
     extra_s = best.seconds - base.seconds
     if best.tokens - base.tokens < required_return * base.goodput * extra_s:
         best = base
-    return ranking.decision(best, offer)
+    return ranking.decision(best, offer, regret)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
+    """chosen: indices of positions in the ranking. ks: [sequences], fixed ones included."""
+
     depth: int
-    budget: int
+    chosen: Ints
+    ks: Ints
     tokens: float
     seconds: float
 
@@ -138,73 +141,102 @@ class _Ranking:
         self._fixed_ks = fixed_ks
         self._drafter = candidates.drafter
         rows, columns = candidates.survival.shape
+        survival = candidates.survival.reshape(-1)
         valid = np.arange(columns) < candidates.max_k[:, None]
-        valid &= candidates.survival >= MIN_SURVIVAL
-        flat = np.flatnonzero(valid)
-        # A row's survivals fall, so that what is chosen of it is a prefix.
-        order = flat[np.argsort(-candidates.survival.reshape(-1)[flat])]
-        self._row, column = order // max(columns, 1), order % max(columns, 1) + 1
-        is_flat = np.array([cost.is_flat for cost in costs.propose] + [True])[candidates.drafter]
-        # Only where depth costs time does it have to be chosen.
-        self._depth = np.where(is_flat[self._row], 0, column)
-        self._survival = candidates.survival.reshape(-1)[order]
+        flat = np.flatnonzero(valid.reshape(-1) & (survival >= MIN_SURVIVAL))
+        # Sorting 16-bit keys is several times faster. Stable: a row's survivals fall, and what is
+        # chosen of it stays a prefix.
+        keys = (SORT_RESOLUTION * (1.0 - survival[flat])).astype(np.uint16)
+        order = flat[np.argsort(keys, kind="stable")]
+        self._survival = survival[order]
+        self._row = order // max(columns, 1)
         self._base_tokens = float(rows)
         num_costs = len(order) + 1 + SLOPE_TOKENS
         self._run_s = costs.run_s(np.arange(num_costs) + int(fixed_ks.sum()))
-        deepest = int(self._depth.max(initial=0))
-        self.depths = [0, *(d for d in DEPTHS if d < deepest), deepest]
-        seconds = float(self._run_s[0]) - costs.excused_s + self._fixed_s()
-        self.nothing = _Plan(0, 0, self._base_tokens, seconds)
+        self._price_depth(order % max(columns, 1) + 1)
+        self.nothing = self._plan(0, self._row[:0])
 
-    def reaching(self, depth: int) -> _Plan | None:
-        """The best budget that goes as deep as `depth`, if that can be reached."""
-        reached = np.flatnonzero(self._depth[self._depth <= depth] == depth) if depth else ()
-        return self.best(depth, int(reached[0]) + 1) if len(reached) else None
+    def _price_depth(self, positions: Ints) -> None:
+        """Only where depth costs time does it have to be chosen: elsewhere it counts as 0."""
+        propose = self._costs.propose
+        is_flat = np.array([*(cost.is_flat for cost in propose), True])
+        per_token_s = np.array([*(cost.per_token_s for cost in propose), 0.0])
+        drafter = self._drafter[self._row]
+        self._depth = np.where(is_flat[drafter], 0, positions).astype(np.int16)
+        self._token_s = per_token_s[drafter]
+        self._drafts = [index for index in range(len(propose)) if (drafter == index).any()]
+
+    def best(self, keep_depth: int | None) -> tuple[_Plan, float]:
+        """The plan of the highest score, over every depth (unless one is to be kept) and every
+        number of draft tokens; and the share of the best score that keeping the depth gives up."""
+        if not len(self._row):
+            return self.nothing, 0.0
+        deepest = int(self._depth.max())
+        depths = [0, *(d for d in DEPTHS if d < deepest), deepest] if deepest else [0]
+        scores = self._scores(np.array(depths, dtype=np.int16))
+        by_depth = scores.max(axis=1)
+        chosen = int(np.argmax(by_depth))
+        best_score = by_depth[chosen]
+        if keep_depth is not None and min(keep_depth, deepest) in depths:
+            chosen = depths.index(min(keep_depth, deepest))
+        plan = self._plan(depths[chosen], self._prefix(depths[chosen], scores[chosen]))
+        if plan.goodput <= self.nothing.goodput:
+            plan = self.nothing
+        return plan, max(float(1.0 - plan.goodput / best_score), 0.0)
 
     def one_deep(self) -> _Plan:
         """The best plan of one draft token for a sequence that drafts; nothing where none may."""
-        return self.best(1, 1) if (self._depth <= 1).any() else self.nothing
+        depth = np.array([min(1, int(self._depth.max(initial=0)))], dtype=np.int16)
+        if not (self._depth <= depth).any():
+            return self.nothing
+        return self._plan(int(depth[0]), self._prefix(int(depth[0]), self._scores(depth)[0]))
 
-    def best(self, depth: int, min_budget: int = 0) -> _Plan:
-        """The best budget with no k deeper than `depth` where depth costs time."""
-        allowed = self._depth <= depth
-        gained = np.cumsum(self._survival[allowed])
-        tokens = self._base_tokens + np.concatenate(([0.0], gained))
-        seconds = self._run_s[: len(tokens)] - self._costs.excused_s
-        seconds = seconds + self._propose_s(self._row[allowed], self._depth[allowed])
-        scores = tokens / np.maximum(seconds, 1e-9)
-        budget = min_budget + int(np.argmax(scores[min_budget:]))
-        return _Plan(depth, budget, float(tokens[budget]), float(seconds[budget]))
+    def _prefix(self, depth: int, scores: Floats) -> Ints:
+        """The positions up to the highest score, of those that `depth` allows."""
+        return np.flatnonzero(self._depth[: int(np.argmax(scores)) + 1] <= depth)
 
-    def _fixed_s(self) -> float:
-        """Seconds waited for the draft tokens that are drafted in any case."""
-        return float(self._propose_s(self._row[:0], self._depth[:0])[0])
+    def _scores(self, depths: NDArray[np.int16]) -> Floats:
+        """[depths, positions]: tokens per second with all positions so far in the ranking that the
+        depth allows. Drafters are charged as if each went as deep as it may."""
+        allowed = self._depth <= depths[:, None]
+        tokens = self._base_tokens + np.cumsum(np.where(allowed, self._survival, 0.0), axis=1)
+        seconds = self._run_s[np.cumsum(allowed, axis=1)] - self._costs.excused_s
+        seconds += np.array([self._depth_s(depth) for depth in depths.tolist()])[:, None]
+        if self._token_s.any():
+            seconds += np.cumsum(np.where(allowed, self._token_s, 0.0), axis=1)
+        scores: Floats = tokens / np.maximum(seconds, 1e-9)
+        scores[~allowed] = 0.0
+        return scores
 
-    def _propose_s(self, row: Ints, depth: Ints) -> Floats:
-        """Seconds waited for all drafters, for every budget 0..len(row)."""
-        total = np.zeros(len(row) + 1)
-        drafter = self._drafter[row]
+    def _depth_s(self, depth: int) -> float:
+        """Seconds waited for all drafters, if each that may draft goes as deep as `depth`."""
+        total = 0.0
         for index, cost in enumerate(self._costs.propose):
-            mine = drafter == index
-            fixed = self._fixed_ks[self._drafter == index]
-            deep = 1 if cost.is_flat else depth
-            depths = np.concatenate(([fixed.max(initial=0)], np.where(mine, deep, 0)))
-            total += cost.by_depth[np.maximum.accumulate(depths)]
-            if cost.per_token_s > 0:
-                total += cost.per_token_s * np.concatenate(([fixed.sum()], mine)).cumsum()
+            fixed = int(self._fixed_ks[self._drafter == index].max(initial=0))
+            free = (1 if cost.is_flat else depth) if index in self._drafts else 0
+            total += float(cost.by_depth[max(fixed, free)])
         return total
 
-    def decision(self, plan: _Plan, offer: _Plan) -> Decision:
-        allowed = np.flatnonzero(self._depth <= plan.depth)[: plan.budget]
-        ks = np.bincount(self._row[allowed], minlength=len(self._fixed_ks))
+    def _plan(self, depth: int, chosen: Ints) -> _Plan:
+        """The plan of these positions, its seconds as deep as they really go."""
+        ks = self._fixed_ks + np.bincount(self._row[chosen], minlength=len(self._fixed_ks))
+        seconds = float(self._run_s[len(chosen)]) - self._costs.excused_s
+        for index, cost in enumerate(self._costs.propose):
+            mine = ks[self._drafter == index]
+            seconds += float(cost.by_depth[mine.max(initial=0)]) + cost.per_token_s * mine.sum()
+        tokens = self._base_tokens + float(self._survival[chosen].sum())
+        return _Plan(depth, chosen, ks, tokens, seconds)
+
+    def decision(self, plan: _Plan, offer: _Plan, regret: float) -> Decision:
         return Decision(
-            ks=ks + self._fixed_ks,
-            depth=int(self._depth[allowed].max(initial=0)),
+            ks=plan.ks,
+            depth=plan.depth,
             expected_tokens=plan.tokens - self._base_tokens,
             goodput=plan.goodput,
             baseline=self.nothing.goodput,
-            shadow_price=plan.goodput * self._slope(plan.budget),
+            shadow_price=plan.goodput * self._slope(len(plan.chosen)),
             offered_gain=offer.goodput / self.nothing.goodput,
+            regret=regret,
         )
 
     def _slope(self, budget: int) -> float:
