@@ -45,6 +45,7 @@ KNOWN_TRIALS = 24.0
 MAX_ACCEPTANCE = 0.999
 MAX_REQUESTS = 4096
 MAX_CLASSES = 256
+_NO_SLOTS: tuple[list[int], Ints] = ([], np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,8 @@ class AcceptanceModel:
         self._positions = np.arange(max_k)
         self._drafters: dict[str, _Counts] = {}
         self._slots: OrderedDict[tuple[int, str], int] = OrderedDict()
+        # The slots that were asked for last, by drafter: they are asked for again in the same step.
+        self._last_slots: dict[str, tuple[list[int], Ints]] = {}
         self._free = list(range(max_requests - 1, -1, -1))
         self._classes: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._outcome = np.zeros(max_requests, dtype=np.int64)
@@ -215,7 +218,7 @@ class AcceptanceModel:
         new = np.stack((accepted, expected))
         self._request_counts[:, slots] = REQUEST_DECAY * self._request_counts[:, slots] + new
         classes = self._class[slots]
-        for index in np.unique(classes):
+        for index in set(classes.tolist()):
             mine = classes == index
             self._class_counts[:, index] *= CLASS_DECAY ** int(mine.sum())
             self._class_counts[:, index] += new[:, mine].sum(axis=1)
@@ -240,6 +243,7 @@ class AcceptanceModel:
 
     def close(self, seq_id: int) -> None:
         """Drop a finished sequence; its drafter's average keeps what it taught."""
+        self._last_slots.clear()
         for drafter in self._drafters:
             slot = self._slots.pop((seq_id, drafter), None)
             if slot is not None:
@@ -263,6 +267,10 @@ class AcceptanceModel:
         return self._drafters[drafter]
 
     def _slots_of(self, drafter: str, seq_ids: SequenceOf[int], classes: SequenceOf[str]) -> Ints:
+        seq_ids = list(seq_ids)
+        last_ids, last_slots = self._last_slots.get(drafter, _NO_SLOTS)
+        if seq_ids == last_ids:
+            return last_slots
         slots = self._slots
         found = [slots.get((seq_id, drafter), -1) for seq_id in seq_ids]
         if -1 in found:
@@ -271,9 +279,12 @@ class AcceptanceModel:
             for row, (seq_id, name) in enumerate(zip(seq_ids, names, strict=True)):
                 if found[row] < 0:
                     found[row] = self._open(seq_id, drafter, name)
-        return np.array(found, dtype=np.int64)
+        result = np.array(found, dtype=np.int64)
+        self._last_slots[drafter] = (seq_ids, result)
+        return result
 
     def _open(self, seq_id: int, drafter: str, name: str) -> int:
+        self._last_slots.clear()
         # More pairs than slots: the oldest give way.
         slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
         self._slots[seq_id, drafter] = slot

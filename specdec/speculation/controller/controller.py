@@ -174,7 +174,8 @@ class GoodputController:
         required = RETURN_TO_STAY if self._speculating else RETURN_TO_BEGIN
         costs = self._costs(step)
         keep = self._depth.kept()
-        decision = decide(candidates, step.fixed_ks, costs, required, keep)
+        scan = self._depth.is_scan_due
+        decision = decide(candidates, step.fixed_ks, costs, required, keep, scan)
         self._depth.observe(decision)
         self._decision = decision
         self._grounds = Grounds(candidates.survival, costs.propose, decision)
@@ -210,10 +211,8 @@ class GoodputController:
         """Raise the k of one sequence where there is credit for a trial."""
         if not self._prober.is_due:
             return ks
-        options = [
-            ProbeOption(int(row), step.seq_ids[row], int(ks[row]), int(step.max_k[row]))
-            for row in np.flatnonzero((ks < step.max_k) & self._is_open(step, ks, costs))
-        ]
+        rows = np.flatnonzero((ks < step.max_k) & self._is_open(step, ks, costs))
+        options = self._options(step, ks, rows)
 
         def price_s(option: ProbeOption) -> float:
             tried = ks.copy()
@@ -225,6 +224,19 @@ class GoodputController:
             ks = ks.copy()
             ks[option.row] = option.probe_k
         return ks
+
+    def _options(self, step: PlannedStep, ks: Ints, rows: Ints) -> list[ProbeOption]:
+        """The one to try again, and the one whose turn it is: those that draft nothing first."""
+        undrafted = rows[ks[rows] == 0]
+        turn = undrafted if len(undrafted) else rows
+        seq_ids = [step.seq_ids[row] for row in turn.tolist()]
+        chosen = [int(turn[self._prober.longest_waiting(seq_ids)])] if seq_ids else []
+        if self._prober.follow_up in seq_ids:
+            chosen.append(int(turn[seq_ids.index(self._prober.follow_up)]))
+        return [
+            ProbeOption(row, step.seq_ids[row], int(ks[row]), int(step.max_k[row]))
+            for row in chosen
+        ]
 
     def _is_open(self, step: PlannedStep, ks: Ints, costs: StepCosts) -> NDArray[np.bool_]:
         """[sequences]: whether trying a token more would tell anything. What lookup would have had

@@ -97,6 +97,7 @@ def decide(
     costs: StepCosts,
     required_return: float,
     keep_depth: int | None,
+    scan: bool = True,
 ) -> Decision:
     """Maximise (sequences + sum of survivals) / seconds over the number of draft tokens.
 
@@ -107,9 +108,11 @@ def decide(
     fixed_ks: [sequences], draft tokens that are drafted in any case, with max_k = 0 in
         `candidates`. `required_return`: expected tokens gained over tokens that their time would
         have given without them; below it nothing is drafted. `keep_depth`: go as deep as this, if
-        anything is drafted; None chooses freely.
+        anything is drafted; None chooses freely. `scan`: whether to look at every depth, or, where
+        one is kept, at its neighbours only.
     """
-    ranking = _Ranking(candidates, fixed_ks, costs)
+    near = None if scan or keep_depth is None else keep_depth + 1
+    ranking = _Ranking(candidates, fixed_ks, costs, near)
     best, regret = ranking.best(keep_depth)
     base, offer = ranking.nothing, best if len(best.chosen) else ranking.one_deep()
     extra_s = best.seconds - base.seconds
@@ -136,13 +139,21 @@ class _Plan:
 class _Ranking:
     """All positions, the likeliest first, and the score of every prefix of that order."""
 
-    def __init__(self, candidates: Candidates, fixed_ks: Ints, costs: StepCosts) -> None:
+    def __init__(
+        self, candidates: Candidates, fixed_ks: Ints, costs: StepCosts, max_depth: int | None
+    ) -> None:
+        """`max_depth`: how deep to look where depth costs time."""
         self._costs = costs
         self._fixed_ks = fixed_ks
         self._drafter = candidates.drafter
+        self._max_depth = max_depth
+        is_flat = np.array([*(cost.is_flat for cost in costs.propose), True])[self._drafter]
         rows, columns = candidates.survival.shape
         survival = candidates.survival.reshape(-1)
-        valid = np.arange(columns) < candidates.max_k[:, None]
+        limit = candidates.max_k
+        if max_depth is not None:
+            limit = np.where(is_flat, limit, np.minimum(limit, max_depth))
+        valid = np.arange(columns) < limit[:, None]
         flat = np.flatnonzero(valid.reshape(-1) & (survival >= MIN_SURVIVAL))
         # Sorting 16-bit keys is several times faster. Stable: a row's survivals fall, and what is
         # chosen of it stays a prefix.
@@ -153,26 +164,24 @@ class _Ranking:
         self._base_tokens = float(rows)
         num_costs = len(order) + 1 + SLOPE_TOKENS
         self._run_s = costs.run_s(np.arange(num_costs) + int(fixed_ks.sum()))
-        self._price_depth(order % max(columns, 1) + 1)
+        self._price_depth(order % max(columns, 1) + 1, is_flat)
         self.nothing = self._plan(0, self._row[:0])
 
-    def _price_depth(self, positions: Ints) -> None:
+    def _price_depth(self, positions: Ints, is_flat: NDArray[np.bool_]) -> None:
         """Only where depth costs time does it have to be chosen: elsewhere it counts as 0."""
         propose = self._costs.propose
-        is_flat = np.array([*(cost.is_flat for cost in propose), True])
+        self._depth = np.where(is_flat[self._row], 0, positions).astype(np.int16)
         per_token_s = np.array([*(cost.per_token_s for cost in propose), 0.0])
-        drafter = self._drafter[self._row]
-        self._depth = np.where(is_flat[drafter], 0, positions).astype(np.int16)
-        self._token_s = per_token_s[drafter]
-        self._drafts = [index for index in range(len(propose)) if (drafter == index).any()]
+        self._token_s = per_token_s[self._drafter][self._row] if per_token_s.any() else None
+        self._drafts = set(self._drafter[self._row].tolist())
 
     def best(self, keep_depth: int | None) -> tuple[_Plan, float]:
         """The plan of the highest score, over every depth (unless one is to be kept) and every
         number of draft tokens; and the share of the best score that keeping the depth gives up."""
         if not len(self._row):
             return self.nothing, 0.0
-        deepest = int(self._depth.max())
-        depths = [0, *(d for d in DEPTHS if d < deepest), deepest] if deepest else [0]
+        depths = self._depths()
+        deepest = depths[-1]
         scores = self._scores(np.array(depths, dtype=np.int16))
         by_depth = scores.max(axis=1)
         chosen = int(np.argmax(by_depth))
@@ -183,6 +192,14 @@ class _Ranking:
         if plan.goodput <= self.nothing.goodput:
             plan = self.nothing
         return plan, max(float(1.0 - plan.goodput / best_score), 0.0)
+
+    def _depths(self) -> list[int]:
+        """The depths to compare, the deepest that anything reaches last."""
+        deepest = int(self._depth.max())
+        if not deepest:
+            return [0]
+        first = 0 if self._max_depth is None else self._max_depth - 2
+        return [0, *(d for d in DEPTHS if first <= d < deepest), deepest]
 
     def one_deep(self) -> _Plan:
         """The best plan of one draft token for a sequence that drafts; nothing where none may."""
@@ -202,7 +219,7 @@ class _Ranking:
         tokens = self._base_tokens + np.cumsum(np.where(allowed, self._survival, 0.0), axis=1)
         seconds = self._run_s[np.cumsum(allowed, axis=1)] - self._costs.excused_s
         seconds += np.array([self._depth_s(depth) for depth in depths.tolist()])[:, None]
-        if self._token_s.any():
+        if self._token_s is not None:
             seconds += np.cumsum(np.where(allowed, self._token_s, 0.0), axis=1)
         scores: Floats = tokens / np.maximum(seconds, 1e-9)
         scores[~allowed] = 0.0

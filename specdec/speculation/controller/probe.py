@@ -60,6 +60,16 @@ class Prober:
         """Whether it is worth looking for an option: the last price asked could be paid."""
         return self._follow_up is not None or self._credit_s >= self._last_price_s
 
+    @property
+    def follow_up(self) -> int | None:
+        """The sequence whose last probe succeeded, and that is to be tried again at once."""
+        return self._follow_up
+
+    def longest_waiting(self, seq_ids: SequenceOf[int]) -> int:
+        """Index of the sequence whose last probe is longest ago, the first of those never tried."""
+        turns = [self._last_turn.get(seq_id, -1) for seq_id in seq_ids]
+        return turns.index(min(turns))
+
     def choose(
         self, options: SequenceOf[ProbeOption], price_s: Callable[[ProbeOption], float]
     ) -> ProbeOption | None:

@@ -28,7 +28,7 @@ def solve(
     max_k: list[int] | None = None,
     fixed: list[int] | None = None,
     required: float = 1.0,
-    last_depth: int = 0,
+    keep_depth: int | None = None,
     excused_s: float = 0.0,
 ) -> Decision:
     """Decide for sequences with these conditional acceptances, and `step_s` for a draft step."""
@@ -47,7 +47,7 @@ def solve(
             excused_s=excused_s,
         ),
         required,
-        last_depth,
+        keep_depth,
     )
 
 
@@ -137,7 +137,7 @@ def test_depth_does_not_flap_on_a_tie() -> None:
     speed = [sum(0.8**j for j in range(k + 1)) / (1 + TIE * k) for k in range(9)]
     assert abs(speed[3] / speed[4] - 1) < 0.01
     for last in (3, 4):
-        ks = solve([[0.8] * 8], lambda n: 1.0, step_s=TIE, last_depth=last, max_k=[4]).ks
+        ks = solve([[0.8] * 8], lambda n: 1.0, step_s=TIE, keep_depth=last, max_k=[4]).ks
         assert ks.tolist() == [last]
 
 
