@@ -28,6 +28,7 @@ from specdec.cli.options import (
 )
 from specdec.cli.prompts import Prompt, read_categories
 from specdec.errors import ConfigError, InvalidRequestError
+from specdec.params import SamplingParams
 
 if TYPE_CHECKING:
     from specdec.config import ModelConfig
@@ -172,6 +173,7 @@ def _study(
 ) -> Study:
     from specdec.simulation.characterization.study import Study, grid
 
+    SamplingParams(seed=seed).validate(vocab_size=1)
     context = None if context_temperature is None else grid([context_temperature], [1.0])[0]
     return Study(
         cells=grid(temperatures, top_ps),
