@@ -302,4 +302,5 @@ class AcceptanceModel:
             index = self._classes.popitem(last=False)[1] if full else len(self._classes)
             self._classes[key] = index
             self._class_counts[:, index] = 0.0
+        self._classes.move_to_end(key)  # a full table lets the longest unused one go
         return index

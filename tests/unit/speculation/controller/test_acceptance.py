@@ -1,125 +1,379 @@
-"""Acceptance estimates against counts made by hand and against the law that drew the outcomes."""
+"""Acceptance estimates against counts made by hand, a plain re-computation from the whole history,
+and the law that drew the outcomes."""
 
 from __future__ import annotations
 
-import random
+import itertools
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from specdec.speculation.controller.acceptance import (
-    DRAFTER_DECAY,
-    LOOKUP_PRIOR,
-    MODEL_PRIOR,
-    PRIOR_WEIGHT,
-    REQUEST_DECAY,
+    KEPT_AFTER_CHANGE,
+    KNOWN_TRIALS,
+    MAX_CLASSES,
     AcceptanceModel,
 )
 
-
-def draw(rng: random.Random, acceptance: list[float], drafted: int) -> int:
-    accepted = 0
-    while accepted < drafted and rng.random() < acceptance[accepted]:
-        accepted += 1
-    return accepted
+# What the estimator is defined by, written out once more: a changed constant is a changed estimate.
+DRAFTER_DECAY, CLASS_DECAY, REQUEST_DECAY = 0.9999, 0.998, 0.98
+PRIOR = {"draft": (0.75, 0.75, 0.78, 0.8), "ngram": (0.45, 0.7, 0.8, 0.85)}
+CELL, REQUEST = {"draft": 16, "ngram": 4}, {"draft": 48, "ngram": 6}
 
 
-def test_unseen_drafter_has_its_prior() -> None:
-    model = AcceptanceModel(4)
-    assert model.survival("draft", [1])[0] == pytest.approx(np.cumprod([0.78, 0.8, 0.8, 0.8]))
-    lookup = np.cumprod(LOOKUP_PRIOR.acceptance[0])
-    assert model.survival("ngram", [1])[0] == pytest.approx(lookup)
+def raised(acceptance: float, ratio: float) -> float:
+    """The probability whose odds are `ratio` times as high."""
+    odds = ratio * acceptance / (1 - acceptance)
+    return odds / (1 + odds)
 
 
-def test_counts_are_censored_behind_the_first_rejection() -> None:
-    """3 drafted, 1 accepted: one success at 1, one failure at 2, nothing known of 3."""
+def draw(draws: np.random.Generator, acceptance: list[float]) -> int:
+    misses = np.flatnonzero(draws.random(len(acceptance)) >= acceptance)
+    return int(misses[0]) if len(misses) else len(acceptance)
+
+
+# -- by hand ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", ["draft", "ngram"])
+def test_an_unseen_drafter_has_its_prior(drafter: str) -> None:
+    first, second, third, _ = PRIOR[drafter]
+    survival = AcceptanceModel(3).survival(drafter, [1])[0]
+    assert survival == pytest.approx([first, first * second, first * second * third])
+
+
+def test_one_proposal_by_hand() -> None:
+    """3 drafted, 1 accepted: a success at 1, a failure at 2, nothing known of 3."""
     model = AcceptanceModel(3)
     model.record("draft", [1], [3], [1])
-    weight = MODEL_PRIOR.request_weight
-    shared = np.array(
-        [
-            (PRIOR_WEIGHT * 0.78 + 1) / (PRIOR_WEIGHT + 1),
-            (PRIOR_WEIGHT * 0.8) / (PRIOR_WEIGHT + 1),
-            0.8,
-        ]
-    )
-    ratio = min(1.0, (1 + 8) / (shared[0] + shared[1] + 8))
-    own = [
-        (weight * ratio * shared[0] + 1) / (weight + 1),
-        (weight * ratio * shared[1]) / (weight + 1),
-        ratio * shared[2],
-    ]
+    # 1 of the 0.75 + 0.75 that the prior made expect.
+    of_class = float(Fraction(1 + 24) / (Fraction(3, 2) + 24))
+    # Another request starts in the very cell that was seen: 16 pseudo-observations of the prior.
+    fresh = [(1 + 16 * 0.75) / 17, (0 + 16 * 0.75) / 17, 0.78]
+    other = [raised(acceptance, of_class) for acceptance in fresh]
+    assert model.survival("draft", [2])[0] == pytest.approx(np.cumprod(other))
+    # The first one is in another cell now, of which only the average over all others is known: 24.
+    average = [(1 + 24 * 0.75) / 25, (0 + 24 * 0.75) / 25, 0.78]
+    own_ratio = (1 + 48 * of_class) / (1.5 + 48)
+    own = [raised(acceptance, own_ratio) for acceptance in average]
     assert model.survival("draft", [1])[0] == pytest.approx(np.cumprod(own))
-    other = model.survival("draft", [2])[0]
-    assert other == pytest.approx(np.cumprod(shared)), "a new request has the drafter's average"
 
 
-def test_all_drafted_tokens_accepted_are_no_failure_behind_them() -> None:
+def test_the_older_of_two_proposals_counts_less() -> None:
+    """Accepted, then rejected. k = 1, a model's prior 0.75."""
+    model = AcceptanceModel(1)
+    model.record("draft", [1], [1], [1])
+    # The request is now in the cell (1 accepted, run 0.15), believed from the one success elsewhere.
+    believed = (1 + 24 * 0.75) / 25
+    model.record("draft", [1], [1], [0])
+    of_class = (0.998 * 1 + 0 + 24) / (0.998 * 0.75 + believed + 24)
+    ratio = (0.98 * 1 + 0 + 48 * of_class) / (0.98 * 0.75 + believed + 48)
+    # In (0 accepted, run 0.1275): the cells of both proposals are others, the older one decayed.
+    table = (0.9999 * 1 + 24 * 0.75) / (0.9999 + 1 + 24)
+    assert model.survival("draft", [1])[0, 0] == pytest.approx(raised(table, ratio))
+
+
+def test_draft_tokens_behind_the_proposal_are_no_failures() -> None:
+    """Two drafted and accepted say nothing against a third."""
     model = AcceptanceModel(3)
-    before = model.survival("draft", [1])[0]
     model.record("draft", [1], [2], [2])
-    after = model.survival("draft", [1])[0]
-    assert (after[:2] > before[:2]).all()
-    assert after[2] / after[1] == pytest.approx(before[2] / before[1])
+    trials = model._counts("draft").num_trials()
+    assert trials == pytest.approx([1, 1, 0])
+
+
+# -- against the whole history, by another road --------------------------------------------------
+
+
+@dataclass
+class Reference:
+    """Keeps every proposal, and adds them up anew for each question. One drafter."""
+
+    drafter: str
+    max_k: int
+    # (age in proposals of the drafter, cell, drafted, accepted)
+    seen: list[tuple[int, tuple[int, int], int, int]] = field(default_factory=list)
+    num_seen: int = 0
+    # of each request and class: (steps or proposals of it so far, [(then, accepted, expected)])
+    ratios: dict = field(default_factory=lambda: defaultdict(list))
+    clock: dict = field(default_factory=lambda: defaultdict(int))
+    history: dict = field(default_factory=lambda: defaultdict(list))
+
+    def cell(self, seq_id: int) -> tuple[int, int]:
+        outcomes = self.history[seq_id]
+        if not outcomes:
+            return 0, 0
+        buckets = [(0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 10**9)]
+        outcome = 1 + next(i for i, (lo, hi) in enumerate(buckets) if lo <= outcomes[-1] <= hi)
+        run = sum(
+            0.15 * 0.85**age * (accepted > 0) for age, accepted in enumerate(reversed(outcomes))
+        )
+        return outcome, sum(run > edge for edge in (0.03, 0.1, 0.25, 0.5))
+
+    def counts(self, position: int, is_mine) -> tuple[float, float]:
+        trials = successes = 0.0
+        for then, cell, drafted, accepted in self.seen:
+            if is_mine(cell) and position < min(accepted + 1, drafted):
+                weight = DRAFTER_DECAY ** (self.num_seen - then)
+                trials += weight
+                successes += weight * (position < accepted)
+        return trials, successes
+
+    def table(self, cell: tuple[int, int], position: int) -> float:
+        estimate = PRIOR[self.drafter][min(position, 3)]
+        weight = CELL[self.drafter]
+        for strength, is_mine in (
+            (24, lambda other: other[0] != cell[0]),
+            (2 * weight, lambda other: other[0] == cell[0] and other[1] != cell[1]),
+            (weight, lambda other: other == cell),
+        ):
+            trials, successes = self.counts(position, is_mine)
+            estimate = (successes + strength * estimate) / (trials + strength)
+        return estimate
+
+    def weighed(self, key, decay: float) -> tuple[float, float]:
+        now = self.clock[key]
+        rows = [(decay ** (now - then), a, e) for then, a, e in self.ratios[key]]
+        return sum(w * a for w, a, _ in rows), sum(w * e for w, _, e in rows)
+
+    def survival(self, seq_id: int, label: str) -> list[float]:
+        accepted, expected = self.weighed(("class", label), CLASS_DECAY)
+        of_class = (accepted + 24) / (expected + 24)
+        accepted, expected = self.weighed(("request", seq_id), REQUEST_DECAY)
+        weight = REQUEST[self.drafter]
+        ratio = (accepted + weight * of_class) / (expected + weight)
+        cell = self.cell(seq_id)
+        own = [raised(min(self.table(cell, j), 0.999), ratio) for j in range(self.max_k)]
+        return list(itertools.accumulate(own, lambda a, b: a * b))
+
+    def record(self, rows: list[tuple[int, str, int, int]]) -> None:
+        """(sequence, class, drafted, accepted) of one step."""
+        expected = {
+            seq_id: sum(
+                self.table(self.cell(seq_id), j) for j in range(min(accepted + 1, drafted, 4))
+            )
+            for seq_id, _, drafted, accepted in rows
+        }
+        cells = {seq_id: self.cell(seq_id) for seq_id, *_ in rows}
+        self.num_seen += len(rows)
+        for label in {label for _, label, _, _ in rows}:
+            self.clock["class", label] += sum(row[1] == label for row in rows)
+        for seq_id, label, drafted, accepted in rows:
+            self.seen.append((self.num_seen, cells[seq_id], drafted, accepted))
+            self.history[seq_id].append(accepted)
+            self.clock["request", seq_id] += 1
+            for key in (("class", label), ("request", seq_id)):
+                self.ratios[key].append((self.clock[key], min(accepted, 4), expected[seq_id]))
+
+
+@pytest.mark.parametrize("drafter", ["draft", "ngram"])
+def test_estimates_equal_sums_over_the_whole_history(drafter: str) -> None:
+    draws = np.random.default_rng(11)
+    model, reference = AcceptanceModel(6), Reference(drafter, 6)
+    labels = {1: "a", 2: "a", 3: "b", 4: ""}
+    alphas = {1: 0.9, 2: 0.5, 3: 0.2, 4: 0.7}
+    model.survival(drafter, list(labels), list(labels.values()))
+    for step in range(25):
+        rows = []
+        for seq_id in labels:
+            if draws.random() < 0.7:
+                drafted = int(draws.integers(1, 7))
+                rows.append(
+                    (seq_id, labels[seq_id], drafted, draw(draws, [alphas[seq_id]] * drafted))
+                )
+        if rows:
+            seq_ids, _, drafted, accepted = zip(*rows, strict=True)
+            model.record(drafter, seq_ids, drafted, accepted)
+            reference.record(rows)
+        if step % 4 == 0:
+            expected = [reference.survival(seq_id, label) for seq_id, label in labels.items()]
+            assert model.survival(drafter, list(labels)) == pytest.approx(np.array(expected))
+    assert model.num_changes() == {drafter: 0}, "a change would have let the model forget"
+
+
+# -- against the law that drew the outcomes ------------------------------------------------------
 
 
 @pytest.mark.parametrize("acceptance", [[0.9, 0.5, 0.7, 0.3], [0.2, 0.9, 0.9, 0.9]])
 def test_estimates_reach_the_law_of_the_outcomes(acceptance: list[float]) -> None:
-    rng = random.Random(5)
+    """64 requests; the mean over them is within 3 standard errors and what the prior still weighs."""
+    draws = np.random.default_rng(5)
     model = AcceptanceModel(4)
-    survivals = []
-    for step in range(6000):
-        model.record("draft", [1], [4], [draw(rng, acceptance, 4)])
-        if step > 1000 and step % 10 == 0:
-            survivals.append(model.survival("draft", [1])[0])
-    assert np.mean(survivals, axis=0) == pytest.approx(np.cumprod(acceptance), abs=0.03)
+    seq_ids = list(range(64))
+    for _ in range(60):
+        model.record("draft", seq_ids, [4] * 64, [draw(draws, acceptance) for _ in seq_ids])
+    mean = model.survival("draft", seq_ids).mean(axis=0)
+    assert mean == pytest.approx(np.cumprod(acceptance), abs=0.03)
 
 
 def test_requests_of_one_drafter_are_told_apart() -> None:
-    rng = random.Random(6)
+    draws = np.random.default_rng(6)
     model = AcceptanceModel(4)
+    believed = []
     for _ in range(300):
-        accepted = [draw(rng, [alpha] * 4, 4) for alpha in (0.95, 0.1)]
+        accepted = [draw(draws, [alpha] * 4) for alpha in (0.95, 0.1)]
         model.record("draft", [1, 2], [4, 4], accepted)
-    good, bad = model.survival("draft", [1, 2])
-    assert good[0] > 0.8
-    assert good[3] > 0.6
-    assert bad[0] < 0.3
+        believed.append(model.survival("draft", [1, 2]))
+    good, bad = np.mean(believed[100:], axis=0)
+    assert good[0] == pytest.approx(0.95, abs=0.1)
+    assert good[3] > 0.65
+    assert bad[0] == pytest.approx(0.1, abs=0.05)
     assert bad[1] < 0.1, "positions hardly ever reached follow the request, not the others"
 
 
-def test_lookup_depends_on_the_last_outcome() -> None:
-    """Runs of full acceptance and runs of none: each predicts its own kind."""
+def test_a_class_tells_its_new_requests_what_to_expect() -> None:
+    """Two tenants, 40 requests of 6 proposals each, acceptance 0.9 and 0.4."""
+    draws = np.random.default_rng(8)
+    model = AcceptanceModel(4)
+    for start in range(0, 40, 4):
+        seq_ids = list(range(start, start + 4))
+        model.survival("draft", seq_ids, ["good", "poor"] * 2)
+        for _ in range(6):
+            accepted = [draw(draws, [alpha] * 4) for alpha in (0.9, 0.4) * 2]
+            model.record("draft", seq_ids, [4] * 4, accepted)
+    good, poor, unknown = model.survival("draft", [100, 101, 102], ["good", "poor", "new"])[:, 0]
+    assert good - poor > 0.1, "true: 0.5; the rest is learned from the request itself"
+    assert poor < unknown < good
+
+
+def test_lookup_depends_on_what_came_before() -> None:
+    """Bursts: a hit follows a hit nine times of ten, and a miss once in ten."""
+    draws = np.random.default_rng(3)
     model = AcceptanceModel(2)
-    for _ in range(60):
-        for accepted in (2, 2, 2, 0, 0, 0):
-            model.record("ngram", [1], [2], [accepted])
-    model.record("ngram", [1], [2], [2])
-    after_full = model.survival("ngram", [1])[0, 0]
-    model.record("ngram", [1], [2], [0])
-    after_miss = model.survival("ngram", [1])[0, 0]
-    assert after_full == pytest.approx(2 / 3, abs=0.1)
-    assert after_miss == pytest.approx(1 / 3, abs=0.1)
+    accepted, believed = 0, {0: [], 2: []}
+    for step in range(800):
+        hit = draws.random() < (0.9 if accepted else 0.1)
+        if step >= 200:
+            believed[accepted].append(model.survival("ngram", [1])[0, 0])
+        accepted = 2 if hit else 0
+        model.record("ngram", [1], [2], [accepted])
+    assert np.mean(believed[2]) == pytest.approx(0.9, abs=0.05)
+    assert np.mean(believed[0]) == pytest.approx(0.1, abs=0.05)
 
 
-def test_counts_decay_at_both_levels() -> None:
+def test_memoryless_outcomes_are_not_read_as_bursts() -> None:
+    """Acceptance 0.6 of each token alone: what came before must not move a model's estimate far."""
+    draws = np.random.default_rng(9)
+    model = AcceptanceModel(2)
+    seq_ids = list(range(32))
+    for _ in range(100):
+        model.record("draft", seq_ids, [2] * 32, [draw(draws, [0.6] * 2) for _ in seq_ids])
+    table = model._counts("draft").acceptance()[:, 0]
+    seen = model._counts("draft").cells[0, :, :, 0].reshape(-1) > 100
+    assert seen.sum() >= 5
+    assert np.abs(table[seen] - 0.6).max() < 0.1
+
+
+# -- changes -------------------------------------------------------------------------------------
+
+
+def test_after_a_change_the_past_counts_as_a_few_proposals() -> None:
+    """One cell only: after so many rejections an alarm leaves at most 4 proposals of it."""
+    draws = np.random.default_rng(4)
     model = AcceptanceModel(1)
-    model.record("draft", [1], [1], [1])
-    model.record("draft", [1], [1], [0])
-    trials, successes = DRAFTER_DECAY + 1, DRAFTER_DECAY
-    shared = (successes + PRIOR_WEIGHT * 0.78) / (trials + PRIOR_WEIGHT)
-    trials, successes = REQUEST_DECAY + 1, REQUEST_DECAY
-    ratio = min(1.0, (successes + 8) / (trials * shared + 8))
-    expected = (successes + 24 * ratio * shared) / (trials + 24)
-    assert model.survival("draft", [1])[0, 0] == pytest.approx(expected)
+    seq_ids = list(range(8))
+    for _ in range(100):
+        model.record("draft", seq_ids, [1] * 8, [draw(draws, [0.8]) for _ in seq_ids])
+    before = model.survival("draft", seq_ids)[:, 0].mean()
+    assert before == pytest.approx(0.8, abs=0.05)
+    steps = 0
+    while model.num_changes() == {"draft": 0}:
+        model.record("draft", seq_ids, [1] * 8, [0] * 8)
+        steps += 1
+    # 10 / (0.8 - 0.12) = 14.7 proposals: two steps of eight.
+    assert steps == math.ceil(10 / (0.8 - 0.12) / 8) == 2
+    assert model._counts("draft").cells[0].max() <= KEPT_AFTER_CHANGE
+    for _ in range(10):
+        model.record("draft", seq_ids, [1] * 8, [0] * 8)
+    assert model.survival("draft", seq_ids)[:, 0].mean() < 0.25
 
 
-def test_close_frees_and_eviction_bounds_the_memory() -> None:
-    model = AcceptanceModel(1, max_requests=2)
+def trained(alpha: float, seq_ids: list[int], steps: int = 200) -> AcceptanceModel:
+    draws = np.random.default_rng(2)
+    model = AcceptanceModel(1)
+    for _ in range(steps):
+        model.record("draft", seq_ids, [1] * len(seq_ids), [draw(draws, [alpha]) for _ in seq_ids])
+    return model
+
+
+def test_one_lucky_probe_wipes_nothing() -> None:
+    """Believed 0.1: one success happens in ten probes, three in a row in a thousand."""
+    model = trained(0.1, [1, 2])
+    before = model.survival("draft", [1, 2])
+    model.woke("draft", 1, in_a_row=1)
+    assert model.survival("draft", [1, 2]) == pytest.approx(before)
+    model.woke("draft", 1, in_a_row=3)
+    assert model.survival("draft", [1, 2]).min() > 0.2
+
+
+def test_a_request_that_wakes_does_not_discredit_the_others() -> None:
+    """One is accepted to 0.05 beside one of 0.9. Three hits in a row are no luck for the one, and
+    nothing special for the drafter."""
+    draws = np.random.default_rng(2)
+    model = AcceptanceModel(1)
+    for _ in range(200):
+        model.record(
+            "draft", [1, 2], [1, 1], [int(draws.random() < 0.05), int(draws.random() < 0.9)]
+        )
+    poor, good = model.survival("draft", [1, 2])[:, 0]
+    cells = model._counts("draft").cells.copy()
+    model.woke("draft", 1, in_a_row=3)
+    assert (model._counts("draft").cells == cells).all()
+    assert model._request_counts[:, model._slots[1, "draft"]].tolist() == [0, 0]
+    assert model.survival("draft", [2])[0, 0] == pytest.approx(good, abs=0.1)
+    assert model.survival("draft", [1])[0, 0] > poor
+
+
+def test_depth_is_known_after_so_many_trials() -> None:
+    model = AcceptanceModel(2)
+    for _ in range(int(KNOWN_TRIALS) + 1):
+        assert not model.is_known("draft")[0]
+        model.record("draft", [1], [2], [0])
+    assert model.is_known("draft").tolist() == [True, False]
+
+
+# -- bounded memory ------------------------------------------------------------------------------
+
+
+def test_a_closed_request_starts_afresh() -> None:
+    model = AcceptanceModel(1)
     for _ in range(50):
-        model.record("draft", [1], [1], [0])
+        model.record("draft", [1, 2, 3, 4], [1] * 4, [0, 1, 1, 1])
     bad = model.survival("draft", [1])[0, 0]
-    model.close(1)
-    assert model.survival("draft", [1])[0, 0] > bad, "the same id again starts afresh"
-    for seq_id in range(2, 20):  # never closed, as after aborts
-        assert model.survival("draft", [seq_id])[0, 0] > bad
+    for seq_id in (1, 1, 2, 3, 4, 99):
+        model.close(seq_id)
+    assert not model._slots
+    again, new = model.survival("draft", [1, 55])[:, 0]
+    assert again == new > bad + 0.3
+
+
+def test_requests_that_are_never_closed_give_way_to_new_ones() -> None:
+    model = AcceptanceModel(1, max_requests=4)
+    for seq_id in range(100):  # as after aborts of which nobody told
+        model.record("draft", [seq_id], [1], [0])
+        model.record("ngram", [seq_id], [1], [1])
+    assert list(model._slots) == [
+        (seq_id, name) for seq_id in (98, 99) for name in ("draft", "ngram")
+    ]
+    assert sorted(model._slots.values()) == [0, 1, 2, 3]
+    # One that was given up is a new one: like another that was never seen.
+    assert model.survival("draft", [0])[0] == pytest.approx(model.survival("draft", [777])[0])
+
+
+def test_classes_that_are_used_stay_when_others_come() -> None:
+    """A tenant that is there all the time is not the one to be forgotten, though it came first."""
+    model = AcceptanceModel(1)
+    model.survival("draft", [0], ["steady"])
+    for _ in range(100):
+        model.record("draft", [0], [1], [0])
+    seq_id = 1
+    for number in range(3 * MAX_CLASSES):
+        model.survival("draft", [seq_id, seq_id + 1], [f"tenant {number}", "steady"])
+        seq_id += 2
+    assert len(model._classes) == MAX_CLASSES
+    assert sorted(model._classes.values()) == list(range(MAX_CLASSES))
+    steady, new = model.survival("draft", [-1, -2], ["steady", "another"])[:, 0]
+    assert steady < new

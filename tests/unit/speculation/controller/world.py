@@ -13,6 +13,8 @@ from specdec.speculation.controller import (
     SequenceState,
     StepResult,
 )
+from specdec.speculation.controller.acceptance import prior_of
+from specdec.speculation.controller.interface import Scored
 
 
 def memory_bound(num_tokens: int, num_kv_tokens: int) -> float:
@@ -48,6 +50,7 @@ class World:
     declining: bool = False
 
     def __post_init__(self) -> None:
+        self.is_lookup = prior_of(self.drafter).relative_draft_s == 0
         self.random = random.Random(self.seed)
         self.ks: dict[int, list[int]] = {seq_id: [] for seq_id in self.alpha}
 
@@ -90,13 +93,23 @@ class World:
         return seconds * (1 + self.noise * self.random.expovariate(1.0))
 
     def outcome(self, seq_id: int, planned_k: int, drafted: int) -> SequenceResult:
-        accepted = 0
-        while accepted < drafted and self.random.random() < self.alpha[seq_id]:
-            accepted += 1
+        """Lookup costs nothing to ask: what it would have said is compared with every committed
+        token, one more than was accepted, whether it proposed or not."""
+        right = 0
+        while right <= drafted and self.random.random() < self.alpha[seq_id]:
+            right += 1
+        accepted = min(right, drafted)
         self.ks[seq_id].append(planned_k)
         self.committed += accepted + 1
         return SequenceResult(
-            seq_id, self.drafter, planned_k, drafted, accepted, accepted + 1, finished=False
+            seq_id,
+            self.drafter,
+            planned_k,
+            drafted,
+            accepted,
+            accepted + 1,
+            finished=False,
+            scored=(Scored(self.drafter, accepted + 1, right),) if self.is_lookup else (),
         )
 
     @property
