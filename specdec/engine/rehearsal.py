@@ -26,8 +26,9 @@ class Rehearsal:
 
     @property
     def drafts(self) -> dict[str, tuple[DraftPoint, ...]]:
-        """What each drafter's rounds took. The first of all ran cold, and tells nothing."""
-        return {name: tuple(rounds[1:]) for name, rounds in self._rounds.items() if rounds[1:]}
+        """The least that each drafter's rounds of a shape took. The first of all ran cold, and
+        tells nothing."""
+        return {name: _least(rounds[1:]) for name, rounds in self._rounds.items() if rounds[1:]}
 
     def choose_drafters(
         self, state: BatchState, options: SequenceOf[tuple[str, ...]]
@@ -63,3 +64,10 @@ class Rehearsal:
 
     def snapshot(self) -> dict[str, float | str]:
         return {"phase": "warming up"}
+
+
+def _least(rounds: SequenceOf[DraftPoint]) -> tuple[DraftPoint, ...]:
+    shapes: dict[tuple[int, int], DraftPoint] = {}
+    for point in sorted(rounds, key=lambda point: point.seconds):
+        shapes.setdefault((point.num_sequences, point.depth), point)
+    return tuple(shapes.values())
