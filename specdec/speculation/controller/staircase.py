@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as SequenceOf
-from itertools import pairwise
 
 EXACT_BUCKETS = 32
 BUCKETS_PER_OCTAVE = 8
@@ -40,22 +39,28 @@ def edge_between(low: float, high: float) -> int | None:
 def with_edges(xs: list[float], seconds: list[float]) -> tuple[list[float], list[float]]:
     """The knots, and two more at the edge of two cells wherever the time jumps between them, so
     that a step stays a step. Slopes are left as they are."""
-    slopes = [
-        (s1 - s0) / (x1 - x0)
-        for (x0, x1), (s0, s1) in zip(pairwise(xs), pairwise(seconds), strict=True)
-    ]
     new_x, new_s = xs[:1], seconds[:1]
-    for i, slope in enumerate(slopes):
-        around = [slopes[j] for j in (i - 1, i + 1) if 0 <= j < len(slopes)]
-        is_step = around and slope > STEP_STEEPNESS * max(around)
-        is_step = is_step and seconds[i + 1] > (1 + STEP_GROWTH) * seconds[i]
-        edge = edge_between(xs[i], xs[i + 1]) if is_step else None
-        if edge is not None and xs[i] < edge and edge + 1 < xs[i + 1]:
+    for i in range(1, len(xs)):
+        edge = edge_between(xs[i - 1], xs[i]) if _is_step(xs, seconds, i) else None
+        if edge is not None and xs[i - 1] < edge and edge + 1 < xs[i]:
             new_x += [edge, edge + 1]
-            new_s += [seconds[i], seconds[i + 1]]
-        new_x.append(xs[i + 1])
-        new_s.append(seconds[i + 1])
+            new_s += [seconds[i - 1], seconds[i]]
+        new_x.append(xs[i])
+        new_s.append(seconds[i])
     return new_x, new_s
+
+
+def _is_step(xs: list[float], seconds: list[float], i: int) -> bool:
+    """Whether the time grows much from knot i - 1 to i, and far faster than on both sides."""
+    growth = seconds[i] - seconds[i - 1]
+    if growth <= STEP_GROWTH * seconds[i - 1]:
+        return False
+    around = [
+        (seconds[j] - seconds[j - 1]) / (xs[j] - xs[j - 1])
+        for j in (i - 1, i + 1)
+        if 0 < j < len(xs)
+    ]
+    return bool(around) and growth / (xs[i] - xs[i - 1]) > STEP_STEEPNESS * max(around)
 
 
 def not_decreasing(seconds: SequenceOf[float], weights: SequenceOf[float]) -> list[float]:
