@@ -7,6 +7,7 @@ of acceptance and cost are other modules'.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ Ints = NDArray[np.int64]
 
 # Choices after which a drafter that nobody was given gets a sequence: it may have become better.
 RETRY_AFTER = 200
+# Choices in which a new model gets every sequence: what is believed of it is only a prior, and
+# lookup beside it, which is scored in any case, would never let it show better.
+FIRST_TURNS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class DrafterChooser:
     def __init__(self) -> None:
         self._num_choices = 0
         self._last_turn: dict[str, int] = {}
+        self._num_turns: Counter[str] = Counter()
 
     def choose(
         self, offers: SequenceOf[Offer], run_s: Callable[[Floats], Floats], price: float
@@ -84,14 +89,22 @@ class DrafterChooser:
         return best.chosen
 
     def _give_turns(self, offers: SequenceOf[Offer], chosen: Ints) -> None:
-        """Count who has sequences; an offer without any for long gets the first that it can."""
+        """Count who has sequences; a new model gets all that it can, and an offer that was without
+        any for long the first."""
+        new = [i for i, offer in enumerate(offers) if self._is_new(offer)]
+        if new:
+            chosen[offers[new[0]].available] = new[0]
         for index, offer in enumerate(offers):
             last = self._last_turn.setdefault(offer.name, self._num_choices)
+            if self._num_choices - last >= RETRY_AFTER and offer.available.any():
+                chosen[int(np.argmax(offer.available))] = index
             if (chosen == index).any():
                 self._last_turn[offer.name] = self._num_choices
-            elif self._num_choices - last >= RETRY_AFTER and offer.available.any():
-                chosen[int(np.argmax(offer.available))] = index
-                self._last_turn[offer.name] = self._num_choices
+                self._num_turns[offer.name] += 1
+
+    def _is_new(self, offer: Offer) -> bool:
+        is_model = not offer.cost.is_flat
+        return is_model and offer.available.any() and self._num_turns[offer.name] < FIRST_TURNS
 
 
 def _worth(survival: Floats, price: float) -> _Worth:
