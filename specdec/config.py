@@ -68,6 +68,7 @@ class SpeculationConfig(_Config):
     names one. `max_wait_ms` bounds every wait of a step for a proposal. `open_drafts`: a draft on
     a device of its own computes a prompt beside the target; one that shares the target's cores or
     memory bus would delay the first token, and begins when no prompt is being computed.
+    `max_tpot_ms`: drafting may not make a step longer than this, whatever it promises.
     `profile`: a file that `specdec profile --output` wrote; default: what it kept in the cache.
     `acceptance_log`: a file to which acceptance statistics go every hour, for `specdec drift`.
     """
@@ -75,6 +76,7 @@ class SpeculationConfig(_Config):
     max_num_speculative_tokens: Annotated[int, Field(ge=0, le=128)] = 8
     drafters: tuple[Literal["draft", "ngram"], ...] = ("ngram",)
     max_wait_ms: PositiveFloat = 250.0
+    max_tpot_ms: PositiveFloat | None = None
     ngram_min: PositiveInt = 2
     ngram_max: PositiveInt = 4
     open_drafts: Literal["with_prompt", "after_prompt"] = "with_prompt"

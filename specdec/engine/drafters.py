@@ -53,6 +53,11 @@ class Drafters:
             and self._proposers[name].available(sequence.seq_id)
         )
 
+    def confidence(self, sequence: Sequence, names: SequenceOf[str]) -> dict[str, float]:
+        """What those of these drafters that can tell say of their coming proposals."""
+        told = {name: self._proposers[name].confidence(sequence.seq_id) for name in names}
+        return {name: value for name, value in told.items() if value is not None}
+
     def prepare(self, sequences: SequenceOf[Sequence]) -> None:
         """Let drafters do what they need once before they propose for the sequences of a step."""
         for name, proposer in self._proposers.items():

@@ -23,17 +23,15 @@ from specdec.engine.report import PromptLogprobs, output_logprobs, request_metri
 from specdec.engine.request import GenerateRequest, Limits, make_sequence
 from specdec.engine.scheduler import Schedule, Scheduler
 from specdec.engine.step_builder import Row, build_plan, build_rows, verify_work
+from specdec.engine.step_state import StepTimes, batch_state, step_result
 from specdec.errors import DeadlineError, InvalidRequestError, OverloadedError, SpecdecError
 from specdec.kvcache.block_manager import BlockManager
 from specdec.model.executor import Executor
 from specdec.params import SamplingParams, validate_prompt
 from specdec.sequence import Sequence, SequenceOutput
 from specdec.speculation.controller import (
-    BatchState,
     Controller,
     SequenceResult,
-    SequenceState,
-    StepResult,
 )
 from specdec.speculation.controller.acceptance_monitor import AcceptanceMonitor
 from specdec.speculation.proposer import Committed, Proposer
@@ -225,31 +223,24 @@ class Engine:
         results, committed = self._commit(rows, logits, verdicts, outputs)
         self.drafters.score(committed, results)
         self.drafters.commit(committed)
-        self._observe(rows, results, num_kv_tokens, started_s, propose_started_s, run_started_s)
+        times = StepTimes(started_s, propose_started_s, run_started_s, self._clock())
+        self._observe(rows, results, num_kv_tokens, times)
         self.explanations.collect(results, self.controller)
         return outputs
 
     def _plan_k(self, schedule: Schedule, now_s: float) -> dict[int, int]:
         """k per sequence id, blocks for it reserved; sequences with k = 0 are absent."""
-        options = [self._drafter_options(sequence) for sequence in schedule.decodes]
-        states = [
-            self._sequence_state(sequence, names)
-            for sequence, names in zip(schedule.decodes, options, strict=True)
-        ]
-        state = BatchState(
-            sequences=states,
-            num_prefill_tokens=schedule.num_prefill_tokens,
-            num_kv_tokens=sum(sequence.num_computed_tokens for sequence in schedule.sequences),
-            now_s=now_s,
-        )
+        if not schedule.decodes:
+            return {}
+        state, options = batch_state(schedule, self.scheduler, self.drafters, self._may_wait, now_s)
         if any(len(names) > 1 for names in options):
             chosen_drafters = self.controller.choose_drafters(state, options)
-            for chosen, drafter in zip(states, chosen_drafters, strict=True):
+            for chosen, drafter in zip(state.sequences, chosen_drafters, strict=True):
                 chosen.drafter = drafter
         ks = {}
-        planned = self.controller.plan(state) if states else []
-        for sequence, planned_k, chosen in zip(schedule.decodes, planned, states, strict=True):
-            granted = self.scheduler.reserve_draft(sequence, planned_k) if planned_k > 0 else 0
+        planned = self.controller.plan(state)
+        for sequence, k, chosen in zip(schedule.decodes, planned, state.sequences, strict=True):
+            granted = self.scheduler.reserve_draft(sequence, k) if k > 0 else 0
             if granted > 0:
                 ks[sequence.seq_id] = granted
                 sequence.used_drafter = chosen.drafter
@@ -260,23 +251,6 @@ class Engine:
         where prefills never end, decoding has its turn after a while."""
         self._num_prefill_steps = self._num_prefill_steps + 1 if schedule.prefills else 0
         return self._num_prefill_steps == 0 or self._num_prefill_steps > MAX_UNDRAFTED_STEPS
-
-    def _drafter_options(self, sequence: Sequence) -> tuple[str, ...]:
-        """Who may propose in this step, the preferred one first; one at most where K is fixed."""
-        is_fixed = sequence.params.speculation.mode == "fixed"
-        names = self.drafters.available(sequence, self._may_wait or is_fixed)
-        return names[:1] if is_fixed else names
-
-    def _sequence_state(self, sequence: Sequence, names: tuple[str, ...]) -> SequenceState:
-        is_fixed = sequence.params.speculation.mode == "fixed"
-        return SequenceState(
-            seq_id=sequence.seq_id,
-            context_len=sequence.num_tokens,
-            max_k=min(sequence.max_k, self.scheduler.draft_room(sequence)) if names else 0,
-            fixed_k=sequence.max_k if is_fixed else None,
-            drafter=names[0] if names else None,
-            label=sequence.partition,
-        )
 
     def _wait_s(self) -> float:
         return min(self.controller.wait_s(), self.config.max_wait_ms / 1000)
@@ -440,25 +414,12 @@ class Engine:
         rows: list[Row],
         results: list[SequenceResult],
         num_kv_tokens: int,
-        started_s: float,
-        propose_started_s: float,
-        run_started_s: float,
+        times: StepTimes,
     ) -> None:
-        now_s = self._clock()
         self.counters.num_steps += 1
         if self._may_wait:  # else drafting only pauses
             self._last_num_draft_tokens = sum(result.num_draft_tokens for result in results)
-        result = StepResult(
-            num_tokens=sum(row.num_query_tokens for row in rows),
-            num_prefill_tokens=sum(row.num_query_tokens for row in rows if not row.is_decode),
-            num_kv_tokens=num_kv_tokens,
-            propose_s=run_started_s - propose_started_s,
-            run_s=now_s - run_started_s,
-            step_s=now_s - started_s,
-            sequences=results,
-            now_s=now_s,
-            timings=self.drafters.take_timings(),
-        )
+        result = step_result(rows, results, num_kv_tokens, times, self.drafters)
         self.controller.observe(result)
         if self.acceptance is not None:
             temperatures = {row.sequence.seq_id: row.sequence.params.temperature for row in rows}

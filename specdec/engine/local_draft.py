@@ -78,6 +78,9 @@ class LocalDraftProposer:
             return True
         return self.sessions.disabled_reason(seq_id) == PREFILLING
 
+    def confidence(self, seq_id: int) -> None:
+        """It would have to draft to tell."""
+
     def prepare(self, seq_ids: SequenceOf[int]) -> None:
         """A sequence that is alone waits for its prompt here; among others the prompt proceeds in
         `propose`, a piece at a time."""

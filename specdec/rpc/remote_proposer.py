@@ -85,6 +85,9 @@ class RemoteProposer:
     def available(self, seq_id: int) -> bool:
         return self._pool.available(seq_id)
 
+    def confidence(self, seq_id: int) -> None:
+        """It would have to draft to tell."""
+
     def prepare(self, seq_ids: SequenceOf[int]) -> None:
         """Nothing to do: the draft computes prompts in its own time."""
 

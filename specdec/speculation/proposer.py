@@ -53,6 +53,12 @@ class Proposer(Protocol):
         """Whether a proposal may be expected for this sequence now (costs nothing to ask)."""
         ...
 
+    def confidence(self, seq_id: int) -> float | None:
+        """What it says of its coming proposal, in [0, 1], larger being surer; None where it cannot
+        tell before it drafts. Never a function of the draft tokens' own values, since K follows
+        from it (selection trap). Its scale is learned from outcomes."""
+        ...
+
     def prepare(self, seq_ids: SequenceOf[int]) -> None:
         """Do now what must be done once before the first proposal for these sequences, the only
         ones of the coming step, and takes the target's own time. Most drafters need nothing."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.speculation.controller.change import ChangeDetector
+from specdec.speculation.controller.confidence import Calibration
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -43,6 +44,10 @@ RATIO_POSITIONS = 4
 # With so many trials an acceptance is known to about 10 %: deeper draft tokens need no probes.
 KNOWN_TRIALS = 24.0
 MAX_ACCEPTANCE = 0.999
+# A model below this after so many trials is wrongly loaded, or of another family: a right one, at
+# 0.3 or more, is called so with probability below 1e-6 (binomial tail).
+BROKEN_ACCEPTANCE = 0.15
+BROKEN_TRIALS = 200.0
 MAX_REQUESTS = 4096
 MAX_CLASSES = 256
 _NO_SLOTS: tuple[list[int], Ints] = ([], np.zeros(0, dtype=np.int64))
@@ -88,6 +93,7 @@ class _Counts:
         self.prior = np.array([curve[min(j, len(curve) - 1)] for j in range(max_k)])
         self.cells = np.zeros((2, NUM_OUTCOMES, NUM_RUNS, max_k))
         self.change = ChangeDetector()
+        self.calibration = Calibration()
         self._table: Floats | None = None
 
     def acceptance(self) -> Floats:
@@ -96,16 +102,15 @@ class _Counts:
             # Each cell leans on what the others of its kind say, so that no proposal counts twice.
             by_outcome = self.cells.sum(axis=2)
             others = by_outcome.sum(axis=1)[:, None] - by_outcome
-            overall = _shrunk(*others, self.prior, PRIOR_WEIGHT)
+            overall = _shrunk(others, self.prior, PRIOR_WEIGHT)
             siblings = by_outcome[:, :, None] - self.cells
-            outcome = _shrunk(*siblings, overall[:, None], 2 * self._weight)
-            self._table = _shrunk(*self.cells, outcome, self._weight).reshape(NUM_CELLS, -1)
+            outcome = _shrunk(siblings, overall[:, None], 2 * self._weight)
+            self._table = _shrunk(self.cells, outcome, self._weight).reshape(NUM_CELLS, -1)
         return self._table
 
     def overall(self) -> Floats:
         """[max_k]: the average over all situations."""
-        trials, successes = self.cells.sum(axis=(1, 2))
-        return _shrunk(trials, successes, self.prior, PRIOR_WEIGHT)
+        return _shrunk(self.cells.sum(axis=(1, 2)), self.prior, PRIOR_WEIGHT)
 
     def add(self, cells: Ints, trials: Floats, successes: Floats) -> None:
         """One proposal in each row, [rows] and [rows, max_k]."""
@@ -127,9 +132,19 @@ class _Counts:
         self._table = None
 
 
-def _shrunk(trials: Floats, successes: Floats, towards: Floats, weight: float) -> Floats:
-    """Posterior mean with `weight` pseudo-observations at `towards`."""
+def _shrunk(counts: Floats, towards: Floats, weight: float) -> Floats:
+    """Posterior mean with `weight` pseudo-observations at `towards`.
+
+    counts: trials and successes, [2, ...]."""
+    trials, successes = counts[0], counts[1]
     result: Floats = (successes + weight * towards) / (trials + weight)
+    return result
+
+
+def _with_odds(acceptance: Floats, ratio: Floats) -> Floats:
+    """[rows, max_k], the odds of each row multiplied."""
+    odds = ratio[:, None] * acceptance
+    result: Floats = odds / (1.0 - acceptance + odds)
     return result
 
 
@@ -153,28 +168,38 @@ class AcceptanceModel:
         self._outcome = np.zeros(max_requests, dtype=np.int64)
         self._run = np.zeros(max_requests)
         self._class = np.zeros(max_requests, dtype=np.int64)
+        self._confidence = np.full(max_requests, np.nan)  # of the proposal that is expected
         # accepted and expected, of requests and of classes
         self._request_counts = np.zeros((2, max_requests))
         self._class_counts = np.zeros((2, MAX_CLASSES))
 
     def survival(
-        self, drafter: str, seq_ids: SequenceOf[int], classes: SequenceOf[str] = ()
+        self,
+        drafter: str,
+        seq_ids: SequenceOf[int],
+        classes: SequenceOf[str] = (),
+        confidence: Floats | None = None,
     ) -> Floats:
         """[sequences, max_k]: probability that the first j draft tokens are all accepted.
 
         `classes` names the class of each sequence (a tenant, a task); it is heard once, when the
-        sequence is first seen.
+        sequence is first seen. `confidence`: [sequences] in [0, 1], what the drafter says of its
+        coming proposals; NaN where nothing.
         """
         slots = self._slots_of(drafter, seq_ids, classes)
-        result: Floats = np.cumprod(self._acceptance(drafter, slots), axis=1, dtype=np.float64)
+        acceptance = self._acceptance(drafter, slots)
+        if confidence is not None:
+            self._confidence[slots] = confidence
+            calibration = self._counts(drafter).calibration
+            if calibration.is_used:
+                acceptance = _with_odds(acceptance, calibration.odds_ratio(confidence))
+        result: Floats = np.cumprod(acceptance, axis=1, dtype=np.float64)
         return result
 
     def _acceptance(self, drafter: str, slots: Ints) -> Floats:
+        """[slots, max_k], as history tells."""
         table = np.minimum(self._counts(drafter).acceptance()[self._cells(slots)], MAX_ACCEPTANCE)
-        weight = prior_of(drafter).request_weight
-        odds = self._ratio(slots, weight)[:, None] * table
-        result: Floats = odds / (1.0 - table + odds)
-        return result
+        return _with_odds(table, self._ratio(slots, prior_of(drafter).request_weight))
 
     def _cells(self, slots: Ints) -> Ints:
         runs = np.searchsorted(RUNS_FROM, self._run[slots])
@@ -205,7 +230,10 @@ class AcceptanceModel:
         trials = (self._positions < reached[:, None]).astype(np.float64)
         cells = self._cells(slots)
         expected = trials[:, :RATIO_POSITIONS] * counts.acceptance()[cells, :RATIO_POSITIONS]
-        surprise = successes[:, 0] - self._acceptance(drafter, slots)[:, 0]
+        history = self._acceptance(drafter, slots)[:, 0]
+        counts.calibration.observe(self._confidence[slots], history, successes[:, 0])
+        self._confidence[slots] = np.nan
+        surprise = successes[:, 0] - history
         self._weigh(slots, successes[:, :RATIO_POSITIONS].sum(axis=1), expected.sum(axis=1))
         counts.add(cells, trials, successes)
         self._outcome[slots] = 1 + np.searchsorted(OUTCOMES_FROM, num_accepted, side="right") - 1
@@ -257,6 +285,21 @@ class AcceptanceModel:
         """Acceptance of the first draft token by drafter, for metrics."""
         return {name: float(counts.overall()[0]) for name, counts in self._drafters.items()}
 
+    def broken(self) -> dict[str, bool]:
+        """Whether a draft model, which is built to resemble the target, hardly ever does."""
+        return {
+            name: bool(
+                prior_of(name).relative_draft_s > 0
+                and counts.num_trials()[0] >= BROKEN_TRIALS
+                and counts.overall()[0] < BROKEN_ACCEPTANCE
+            )
+            for name, counts in self._drafters.items()
+        }
+
+    def uses_confidence(self) -> dict[str, bool]:
+        """Whether a drafter's confidence has proved to be better than history."""
+        return {name: counts.calibration.is_used for name, counts in self._drafters.items()}
+
     def num_changes(self) -> dict[str, int]:
         """Change points found, by drafter."""
         return {name: counts.change.num_changes for name, counts in self._drafters.items()}
@@ -290,6 +333,7 @@ class AcceptanceModel:
         self._slots[seq_id, drafter] = slot
         self._outcome[slot] = FRESH
         self._run[slot] = 0.0
+        self._confidence[slot] = np.nan
         self._request_counts[:, slot] = 0.0
         self._class[slot] = self._class_index(drafter, name)
         return slot

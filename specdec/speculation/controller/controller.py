@@ -16,16 +16,15 @@ from numpy.typing import NDArray
 
 from specdec.config import SpeculationConfig
 from specdec.sequence import Explanation
-from specdec.speculation.controller.acceptance import AcceptanceModel
 from specdec.speculation.controller.choice import DrafterChooser, Offer
 from specdec.speculation.controller.cost import TRUSTED, CostModel, ProfilePoint
 from specdec.speculation.controller.decision_log import DecisionLog, Grounds
 from specdec.speculation.controller.depth import DepthKeeper
+from specdec.speculation.controller.estimates import Estimates
+from specdec.speculation.controller.first_tokens import FirstTokenWatch
 from specdec.speculation.controller.guard import Guard
 from specdec.speculation.controller.interface import (
     BatchState,
-    SequenceResult,
-    SequenceState,
     StepResult,
 )
 from specdec.speculation.controller.policy import Candidates, Decision, StepCosts, decide
@@ -47,8 +46,10 @@ GUARDED_FROM_BASELINE_STEPS = 6
 # Tokens gained over tokens that their time would have given: to begin, and to go on.
 RETURN_TO_BEGIN = 1.1
 RETURN_TO_STAY = 1.0
-DELIVERED_RATE = 0.1
 RATE_DECAY = 0.98
+# While requests wait and less than this of the KV cache is free, draft tokens give way to them.
+SCARCE_KV = 0.1
+SCARCE_K = 1
 
 
 class GoodputController:
@@ -60,15 +61,16 @@ class GoodputController:
 
     def __init__(self, config: SpeculationConfig, profile: SequenceOf[ProfilePoint] = ()) -> None:
         self._max_k = config.max_num_speculative_tokens
-        self._acceptance = AcceptanceModel(self._max_k)
+        self._estimates = Estimates(self._max_k)
         self._cost = CostModel(self._max_k)
         self._chooser = DrafterChooser()
         self._depth = DepthKeeper()
         self._guard = Guard()
+        self._first_tokens = FirstTokenWatch()
+        self._max_step_s = (config.max_tpot_ms or math.inf) / 1000
         self._prober = Prober()
         self._wait = WaitPolicy(config.max_wait_ms / 1000)
         self._num_trials: dict[str, int] = defaultdict(int)
-        self._delivered: dict[str, float] = defaultdict(lambda: 1.0)
         self._num_baseline_steps = 0
         self._steps_since_baseline = 0
         self._speculating = False
@@ -114,17 +116,13 @@ class GoodputController:
 
     def _offer(self, name: str, state: BatchState, options: SequenceOf[tuple[str, ...]]) -> Offer:
         available = np.array([name in choice for choice in options], dtype=bool)
-        rows = np.flatnonzero(available)
-        sequences = [state.sequences[row] for row in rows]
-        survival = np.zeros((len(options), self._max_k))
-        survival[rows] = self._survival_of(name, sequences)
-        max_k = np.array([s.max_k for s in state.sequences])
-        survival[np.arange(self._max_k) >= max_k[:, None]] = 0.0
+        survival = self._estimates.survival_by(name, state, available)
         return Offer(name, survival, available, self._cost.propose_cost(name))
 
     def plan(self, state: BatchState) -> list[int]:
         """k for each of `state.sequences`, in order, 0 <= k <= max_k."""
-        step = PlannedStep(state, self._max_k)
+        is_short = state.num_waiting > 0 and state.free_kv < SCARCE_KV
+        step = PlannedStep(state, min(self._max_k, SCARCE_K) if is_short else self._max_k)
         self._batch_size, self._num_kv_tokens = max(step.num_decodes, 1), state.num_kv_tokens
         self._any_fixed = any(s.fixed_k is not None for s in state.sequences)
         self._grounds = None
@@ -170,7 +168,7 @@ class GoodputController:
         return None
 
     def _decide(self, step: PlannedStep) -> Ints:
-        candidates = Candidates(self._survival(step), step.max_k, step.drafter)
+        candidates = Candidates(self._estimates.survival(step), step.max_k, step.drafter)
         required = RETURN_TO_STAY if self._speculating else RETURN_TO_BEGIN
         costs = self._costs(step)
         keep = self._depth.kept()
@@ -183,20 +181,6 @@ class GoodputController:
         self._phase = "on" if self._speculating else "off"
         return self._probe(step, decision.ks, costs)
 
-    def _survival(self, step: PlannedStep) -> Floats:
-        """[sequences, max_k], chance that a position is drafted in time and accepted."""
-        survival = np.zeros((len(step.max_k), self._max_k))
-        for index, drafter in enumerate(step.drafters):
-            rows = np.flatnonzero((step.drafter == index) & (step.max_k > 0))
-            survival[rows] = self._survival_of(drafter, [step.sequences[row] for row in rows])
-        return survival
-
-    def _survival_of(self, drafter: str, sequences: SequenceOf[SequenceState]) -> Floats:
-        seq_ids = [sequence.seq_id for sequence in sequences]
-        classes = [sequence.label for sequence in sequences]
-        survival = self._acceptance.survival(drafter, seq_ids, classes)
-        return survival * self._delivered[drafter]
-
     def _costs(self, step: PlannedStep) -> StepCosts:
         alone_s, with_prefill_s = self._cost.run_s(
             [step.num_decodes, step.num_tokens], step.num_kv_tokens
@@ -205,6 +189,7 @@ class GoodputController:
             run_s=lambda added: self._cost.run_s(step.num_tokens + added, step.num_kv_tokens),
             propose=tuple(self._cost.propose_cost(name) for name in step.drafters),
             excused_s=max(float(with_prefill_s - alone_s), 0.0),
+            max_s=self._max_step_s,
         )
 
     def _probe(self, step: PlannedStep, ks: Ints, costs: StepCosts) -> Ints:
@@ -244,7 +229,7 @@ class GoodputController:
         is_open = np.zeros(len(ks), dtype=bool)
         for index, drafter in enumerate(step.drafters):
             if not costs.propose[index].is_flat:
-                unknown = np.append(~self._acceptance.is_known(drafter), False)
+                unknown = np.append(~self._estimates.is_known(drafter), False)
                 is_open |= (step.drafter == index) & ((ks == 0) | unknown[ks])
         return is_open
 
@@ -286,13 +271,17 @@ class GoodputController:
         if asked:
             self._observe_wait(result, asked)
         self._count_baseline(result, bool(asked))
-        self._observe_acceptance(result.sequences)
+        self._estimates.observe(result.sequences, self._prober)
+        for sequence in result.sequences:
+            if sequence.finished:
+                self.close(sequence.seq_id)
         self._prober.end_step(result.step_s, self._speculating)
         self._observe_speed(result)
+        self._observe_first_tokens(result)
 
     def close(self, seq_id: int) -> None:
         """Forget a sequence, however it ended; what it taught about its drafter stays."""
-        self._acceptance.close(seq_id)
+        self._estimates.close(seq_id)
         self._prober.close(seq_id)
 
     def _observe_wait(self, result: StepResult, asked: dict[str, tuple[int, int]]) -> None:
@@ -310,27 +299,6 @@ class GoodputController:
         if not asked and result.sequences:
             self._num_baseline_steps += 1
 
-    def _observe_acceptance(self, results: SequenceOf[SequenceResult]) -> None:
-        by_drafter: dict[str, list[SequenceResult]] = defaultdict(list)
-        for result in results:
-            if result.drafter is not None and result.planned_k > 0:
-                by_drafter[result.drafter].append(result)
-        for drafter, planned in by_drafter.items():
-            self._observe_delivery(drafter, planned)
-        for drafter, trials in _trials(results).items():
-            self._acceptance.record(drafter, *zip(*trials, strict=True))
-        for result in results:
-            if result.finished:
-                self.close(result.seq_id)
-
-    def _observe_delivery(self, drafter: str, planned: list[SequenceResult]) -> None:
-        share = sum(r.num_draft_tokens for r in planned) / sum(r.planned_k for r in planned)
-        self._delivered[drafter] += DELIVERED_RATE * (min(share, 1.0) - self._delivered[drafter])
-        for r in planned:
-            in_a_row = self._prober.successes(r.seq_id, r.num_draft_tokens, r.num_accepted_tokens)
-            if in_a_row:
-                self._acceptance.woke(drafter, r.seq_id, in_a_row)
-
     def _observe_speed(self, result: StepResult) -> None:
         """Compare speculation with its baseline, where that is fair: no prefill, no fixed K."""
         committed = sum(r.num_committed_tokens for r in result.sequences)
@@ -343,6 +311,16 @@ class GoodputController:
         batch = len(result.sequences)
         per_token_s = float(self._cost.run_s(batch, result.num_kv_tokens)) / batch
         self._guard.observe(committed * per_token_s, result.step_s, result.now_s)
+
+    def _observe_first_tokens(self, result: StepResult) -> None:
+        """Trip the guard where drafting keeps those waiting whose first token is still to come."""
+        drafted = sum(r.num_draft_tokens for r in result.sequences)
+        plain_s = float(self._cost.run_s(result.num_tokens - drafted, result.num_kv_tokens))
+        asked = any(r.planned_k > 0 for r in result.sequences)
+        added_s = result.step_s - plain_s if asked else 0.0
+        self._first_tokens.observe(added_s, result.first_tokens_s, result.now_s)
+        if self._first_tokens.take_alarm() and self._speculating:
+            self._guard.trip("first_tokens_later", result.now_s)
 
     def explain(self, seq_id: int, last_steps: int | None = None) -> tuple[Explanation, ...]:
         """Why a sequence got its k, step by step, as far as the log reaches."""
@@ -360,15 +338,15 @@ class GoodputController:
             "depth": float(decision.depth if decision else 0),
             "guard_ratio": self._guard.ratio,
             "guard_trips": float(self._guard.num_trips),
+            "guard_reason": self._guard.reason,
+            "first_token_rise": self._first_tokens.rise,
             "probes": float(self._prober.num_probes),
             "wait_s": self._wait.limit_s,
             "timeouts": float(self._wait.num_timeouts),
             "steps": float(self._num_steps),
+            **self._estimates.snapshot(),
             **self._cost.snapshot(),
         }
-        for drafter, acceptance in self._acceptance.first_acceptance().items():
-            values[f"acceptance_first_{drafter}"] = acceptance
-            values[f"delivered_{drafter}"] = self._delivered[drafter]
         return values
 
 
@@ -379,17 +357,3 @@ def _preference(options: SequenceOf[tuple[str, ...]]) -> Callable[[str], tuple[i
         for position, name in enumerate(names):
             rank[name] = max(position, rank.get(name, 0))
     return lambda name: (rank[name], name)
-
-
-def _trials(results: SequenceOf[SequenceResult]) -> dict[str, list[tuple[int, int, int]]]:
-    """drafter -> (sequence, tokens compared, tokens accepted). What scoring tells of a drafter
-    includes what its own proposal showed, and a token more where all of that was accepted."""
-    trials: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    for result in results:
-        scored = {score.drafter for score in result.scored} if result.scored else ()
-        for score in result.scored:
-            trials[score.drafter].append((result.seq_id, score.num_compared, score.num_matching))
-        if result.drafter and result.drafter not in scored and result.num_draft_tokens > 0:
-            row = (result.seq_id, result.num_draft_tokens, result.num_accepted_tokens)
-            trials[result.drafter].append(row)
-    return trials

@@ -29,6 +29,7 @@ class Guard:
     def __init__(self) -> None:
         self.num_trips = 0
         self.ratio = 1.0
+        self.reason = ""  # of the last trip
         self._cool_down_s = COOL_DOWN_S
         self._off_until_s = float("-inf")
         self._good_windows = 0
@@ -57,7 +58,7 @@ class Guard:
         if self.ratio >= TRIP_RATIO:
             self._pass()
         elif self._is_certain():
-            self._trip(now_s)
+            self.trip("slower_than_baseline", now_s)
 
     def _is_certain(self) -> bool:
         """Whether the ratio is below TRIP_RATIO by more than chance, or nobody waits longer."""
@@ -66,8 +67,10 @@ class Guard:
         certain = surplus + STANDARD_ERRORS * math.sqrt(max(variance, 0.0)) < 0
         return certain or self._num_looks >= MAX_WINDOWS
 
-    def _trip(self, now_s: float) -> None:
+    def trip(self, reason: str, now_s: float) -> None:
+        """Switch off for a while."""
         self.num_trips += 1
+        self.reason = reason
         self._good_windows = 0
         self._off_until_s = now_s + self._cool_down_s
         self._cool_down_s = min(2 * self._cool_down_s, MAX_COOL_DOWN_S)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from specdec.sequence import Explanation
@@ -17,6 +18,8 @@ class SequenceState:
     `max_k` already respects the request, the operator, the context end, max_tokens and free KV.
     `fixed_k` is set where the client fixed K. `drafter` is None where nothing may be proposed.
     `label` names the class of requests that it is likely to resemble, such as its tenant's.
+    `confidence`: drafter -> what it says of its coming proposal, in [0, 1]; it must not depend on
+    the value of a draft token (selection trap).
     """
 
     seq_id: int
@@ -25,16 +28,20 @@ class SequenceState:
     fixed_k: int | None
     drafter: str | None
     label: str = ""
+    confidence: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class BatchState:
-    """The next step before K is chosen. `num_prefill_tokens` are scheduled beside the decodes."""
+    """The next step before K is chosen. `num_prefill_tokens` are scheduled beside the decodes;
+    `num_waiting` requests wait for a place, `free_kv` is the share of the KV cache that is free."""
 
     sequences: list[SequenceState]
     num_prefill_tokens: int
     num_kv_tokens: int
     now_s: float
+    num_waiting: int = 0
+    free_kv: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,7 @@ class StepResult:
 
     `num_tokens` is what the target ran over (prefill + decode + draft tokens); `propose_s` is the
     time that the step waited for proposals, `step_s` the whole step. `timings`: at most one for
-    each drafter.
+    each drafter. `first_tokens_s`: since arrival, of the requests whose first token it brought.
     """
 
     num_tokens: int
@@ -104,6 +111,7 @@ class StepResult:
     sequences: list[SequenceResult]
     now_s: float
     timings: tuple[DrafterTiming, ...] = ()
+    first_tokens_s: tuple[float, ...] = ()
 
 
 class Controller(Protocol):

@@ -6,6 +6,7 @@ be of use (DSpark 2607.05147; notation of design section 5).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -56,11 +57,14 @@ class StepCosts:
     propose: one entry for each drafter.
     excused_s: seconds that the step takes whatever is decided and whose worth is not decode
         tokens: the part of prefill.
+    max_s: drafting may not make the step longer than this; a step that is so without drafts
+        drafts nothing.
     """
 
     run_s: Callable[[Ints], Floats]
     propose: tuple[ProposeCost, ...]
     excused_s: float
+    max_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +226,7 @@ class _Ranking:
         if self._token_s is not None:
             seconds += np.cumsum(np.where(allowed, self._token_s, 0.0), axis=1)
         scores: Floats = tokens / np.maximum(seconds, 1e-9)
-        scores[~allowed] = 0.0
+        scores[~allowed | (seconds > self._costs.max_s - self._costs.excused_s)] = 0.0
         return scores
 
     def _depth_s(self, depth: int) -> float:

@@ -16,6 +16,7 @@ TOKEN_BITS = 32
 # About a millisecond: the index of a long prompt is built over several steps, so that no step
 # of the others waits for it.
 MAX_INDEXED_AT_ONCE = 1024
+MAX_MATCH = 32
 
 
 class NgramIndex:
@@ -85,6 +86,20 @@ class NgramProposer:
     def available(self, seq_id: int) -> bool:
         """Whether the end of the text has occurred before."""
         return self._find(seq_id) is not None
+
+    def confidence(self, seq_id: int) -> float | None:
+        """1 - 2^(-n/4), n being the length of the match found by the last look, at most MAX_MATCH:
+        longer matches go on for longer."""
+        found = self._found.get(seq_id)
+        if found is None:
+            return None
+        length, position = found
+        text = self._open[seq_id][0].token_ids
+        limit = min(MAX_MATCH, position)
+        n = 0
+        while n < limit and text[position - 1 - n] == text[length - 1 - n]:
+            n += 1
+        return float(1.0 - 2.0 ** (-n / 4))
 
     def prepare(self, seq_ids: SequenceOf[int]) -> None:
         """Nothing to do: the index grows a little in every step."""

@@ -129,6 +129,9 @@ class TellingProposer:
             tokens[self.wrong_at] = (tokens[self.wrong_at] + 1) % 288
         return tokens
 
+    def confidence(self, seq_id: int) -> None:
+        return None
+
     def num_matching(self, seq_id: int, token_ids: Sequence[int]) -> None:
         return None
 

@@ -237,7 +237,7 @@ def test_a_closed_sequence_leaves_nothing_behind() -> None:
     assert control.snapshot()["probes"] > 0
     assert control._prober._last_turn == {}
     assert control._prober._follow_up is control._prober._awaited is None
-    assert not control._acceptance._slots
+    assert not control._estimates._acceptance._slots
     assert len(set(control._acceptance._free)) == MAX_REQUESTS
 
 
