@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.speculation.controller.change import ChangeDetector
+from specdec.speculation.controller.change import ChangeDetector, WakeDetector
 from specdec.speculation.controller.confidence import Calibration
 
 Floats = NDArray[np.float64]
@@ -29,9 +29,6 @@ PRIOR_WEIGHT = 24.0
 CLASS_WEIGHT = 24.0
 # After a change the past counts as this many proposals in each cell, and no more.
 KEPT_AFTER_CHANGE = 4.0
-# Successes less likely than this are no luck: what was believed is wrong. One lucky probe in a
-# hundred may be taken for better times.
-LUCK = 0.01
 # The outcome before: none yet, 0 accepted, 1, 2-3, 4-7, 8-15, 16 and more.
 OUTCOMES_FROM = np.array([0, 1, 2, 4, 8, 16])
 FRESH, NUM_OUTCOMES = 0, 7
@@ -93,6 +90,7 @@ class _Counts:
         self.prior = np.array([curve[min(j, len(curve) - 1)] for j in range(max_k)])
         self.cells = np.zeros((2, NUM_OUTCOMES, NUM_RUNS, max_k))
         self.change = ChangeDetector()
+        self.wake = WakeDetector()
         self.calibration = Calibration()
         self._table: Floats | None = None
 
@@ -260,14 +258,16 @@ class AcceptanceModel:
         self._request_counts[:, slots] = 0.0
         self._class_counts[:, np.unique(self._class[slots])] = 0.0
 
-    def woke(self, drafter: str, seq_id: int, in_a_row: int) -> None:
-        """So many first draft tokens of a drafter that had been given up were accepted in a row:
-        what makes that too unlikely, of its request or of all, is out of date."""
+    def probed(self, drafter: str, seq_id: int, was_accepted: bool, alone: bool) -> None:
+        """A request that drafts nothing tried one draft token; to be told before `record`. If such
+        trials succeed too often for what was believed, that is out of date: for this request, and
+        for all where it was `alone`, since nobody else shows how the drafter fares."""
         slots = self._slots_of(drafter, [seq_id], ())
-        if self._acceptance(drafter, slots)[0, 0] ** in_a_row < LUCK:
+        counts = self._counts(drafter)
+        if counts.wake.observe(float(self._acceptance(drafter, slots)[0, 0]), was_accepted):
             self._forget_requests(slots)
-        if self._counts(drafter).overall()[0] ** in_a_row < LUCK:
-            self._counts(drafter).forget(KEPT_AFTER_CHANGE)
+            if alone:
+                counts.forget(KEPT_AFTER_CHANGE)
 
     def close(self, seq_id: int) -> None:
         """Drop a finished sequence; its drafter's average keeps what it taught."""

@@ -6,6 +6,8 @@ elsewhere.
 
 from __future__ import annotations
 
+import math
+
 SLACK = 0.12
 THRESHOLD = 10.0
 
@@ -33,4 +35,31 @@ class ChangeDetector:
             return False
         self.num_changes += 1
         self._up = self._down = 0.0
+        return True
+
+
+# How much better the times are for which a drafter that was given up is tried.
+HOPED_ODDS = 6.0
+# One probe in so many, at most, is taken for better times by chance.
+RARITY = 100.0
+
+
+class WakeDetector:
+    """Whether probes of a drafter that was given up succeed too often for what is believed of it.
+
+    Sums log-likelihood ratios of their outcomes, odds HOPED_ODDS times as high against those that
+    were believed, and raises an alarm past log(RARITY): on average at least RARITY probes from one
+    false alarm to the next (Lorden 1971). Acceptance 0.8 where 0.3 was believed takes about 8.
+    """
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+
+    def observe(self, believed: float, was_accepted: bool) -> bool:
+        """`believed`: the chance of acceptance, in (0, 1)."""
+        ratio = (HOPED_ODDS if was_accepted else 1.0) / (1.0 - believed + HOPED_ODDS * believed)
+        self._sum = max(0.0, self._sum + math.log(ratio))
+        if self._sum < math.log(RARITY):
+            return False
+        self._sum = 0.0
         return True

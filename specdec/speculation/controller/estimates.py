@@ -73,9 +73,9 @@ class Estimates:
         share = sum(r.num_draft_tokens for r in planned) / sum(r.planned_k for r in planned)
         self._delivered[drafter] += DELIVERED_RATE * (min(share, 1.0) - self._delivered[drafter])
         for r in planned:
-            in_a_row = prober.successes(r.seq_id, r.num_draft_tokens, r.num_accepted_tokens)
-            if in_a_row:
-                self._acceptance.woke(drafter, r.seq_id, in_a_row)
+            accepted = prober.outcome(r.seq_id, r.num_draft_tokens, r.num_accepted_tokens)
+            if accepted is not None:
+                self._acceptance.probed(drafter, r.seq_id, accepted, alone=len(planned) == 1)
 
     def close(self, seq_id: int) -> None:
         """Forget a sequence; what it taught about its drafter stays."""

@@ -48,7 +48,6 @@ class Prober:
         self._awaited: int | None = None
         self._follow_up: int | None = None
         self._free_left = MAX_FREE_IN_A_ROW
-        self._streak = 0
 
     def end_step(self, step_s: float, is_on: bool) -> None:
         """A step is over, outcomes included; `is_on`: whether speculation was decided to pay."""
@@ -88,7 +87,6 @@ class Prober:
             return None
         self._credit_s -= price
         self._free_left = MAX_FREE_IN_A_ROW
-        self._streak = 0
         return self._start(option)
 
     def _start(self, option: ProbeOption) -> ProbeOption:
@@ -98,14 +96,14 @@ class Prober:
         self._awaited = option.seq_id if option.k == 0 else None
         return option
 
-    def successes(self, seq_id: int, num_drafted: int, num_accepted: int) -> int:
-        """How many probes from k = 0 were accepted whole, one after the other, up to this outcome;
-        0 where it is not that of such a probe."""
-        if seq_id != self._awaited or not 0 < num_drafted == num_accepted:
-            return 0
-        self._follow_up = seq_id
-        self._streak += 1
-        return self._streak
+    def outcome(self, seq_id: int, num_drafted: int, num_accepted: int) -> bool | None:
+        """Whether a probe from k = 0 was accepted whole; None where this was none, or was not
+        answered."""
+        if seq_id != self._awaited or num_drafted == 0:
+            return None
+        succeeded = num_accepted == num_drafted
+        self._follow_up = seq_id if succeeded else None
+        return succeeded
 
     def close(self, seq_id: int) -> None:
         """Forget a sequence; no probe is awaited of it, and none follows."""

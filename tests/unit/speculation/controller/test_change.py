@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from specdec.speculation.controller.change import SLACK, THRESHOLD, ChangeDetector
+from specdec.speculation.controller.change import (
+    HOPED_ODDS,
+    RARITY,
+    SLACK,
+    THRESHOLD,
+    ChangeDetector,
+    WakeDetector,
+)
 
 GRID = 0.02
 
@@ -66,3 +73,32 @@ def test_a_batch_counts_as_its_proposals_and_an_alarm_starts_afresh() -> None:
     assert [detector.observe(-6.4, 8) for _ in range(6)] == [False, True] * 3
     assert detector.num_changes == 3
     assert not detector.observe(+4.0, 8), "4 - 0.96 in the other direction"
+
+
+def probes_to_wake(believed: float, true: float, runs: int) -> np.ndarray:
+    draws = np.random.default_rng(5)
+    counts = []
+    for _ in range(runs):
+        detector, probes = WakeDetector(), 1
+        while not detector.observe(believed, bool(draws.random() < true)):
+            probes += 1
+        counts.append(probes)
+    return np.array(counts)
+
+
+@pytest.mark.parametrize("believed", [0.05, 0.2, 0.5])
+def test_probes_that_go_as_believed_hardly_ever_wake(believed: float) -> None:
+    """Lorden's bound, on the mean over seeded runs."""
+    assert probes_to_wake(believed, believed, 80).mean() > RARITY
+
+
+@pytest.mark.parametrize("believed", [0.1, 0.3, 0.45])
+def test_better_times_are_noticed_at_the_rate_of_the_information(believed: float) -> None:
+    """log(RARITY) over the mean gain of a probe at acceptance 0.8, by Wald's identity; the last
+    one overshoots by less than one success."""
+    spread = 1 - believed + HOPED_ODDS * believed
+    success = math.log(HOPED_ODDS / spread)
+    gain = 0.8 * success - 0.2 * math.log(spread)
+    mean = probes_to_wake(believed, 0.8, 400).mean()
+    # Starting anew at 0 after bad luck makes it faster where the gain is small.
+    assert 0.75 * math.log(RARITY) / gain < mean < 1.1 * (math.log(RARITY) + success) / gain

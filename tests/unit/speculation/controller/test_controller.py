@@ -238,7 +238,7 @@ def test_a_closed_sequence_leaves_nothing_behind() -> None:
     assert control._prober._last_turn == {}
     assert control._prober._follow_up is control._prober._awaited is None
     assert not control._estimates._acceptance._slots
-    assert len(set(control._acceptance._free)) == MAX_REQUESTS
+    assert len(set(control._estimates._acceptance._free)) == MAX_REQUESTS
 
 
 def test_snapshot_explains_the_decision() -> None:

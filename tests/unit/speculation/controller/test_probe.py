@@ -78,35 +78,36 @@ def test_a_deeper_probe_that_costs_nothing_is_a_matter_of_ranking() -> None:
 def test_success_is_followed_up_at_once_and_free_of_charge() -> None:
     prober = Prober()
     prober.end_step(0.5 / SHARE_OFF, is_on=False)
-    streaks = []
-    for _ in range(100):
-        chosen = prober.is_due and prober.choose(options(0), lambda _: 0.5)
-        if not chosen:
-            break
-        streaks.append(prober.successes(10, 1, 1))
+    in_a_row = 0
+    while prober.is_due and prober.choose(options(0), lambda _: 0.5):
+        assert prober.outcome(10, 1, 1)
         assert prober.follow_up == 10
+        in_a_row += 1
         prober.end_step(0.0, is_on=False)
-    assert streaks == list(range(1, MAX_FREE_IN_A_ROW + 2)), "one was paid for"
+    assert in_a_row == 1 + MAX_FREE_IN_A_ROW, "one was paid for"
 
 
-def test_a_streak_ends_with_a_failure() -> None:
+def test_a_failure_ends_the_row() -> None:
     prober = Prober()
-    for accepted, streak in ((1, 1), (1, 2), (0, 0), (1, 1)):
-        prober.end_step(100.0, is_on=False)
+    prober.end_step(0.5 / SHARE_OFF, is_on=False)
+    for accepted, follow_up in ((1, 10), (1, 10), (0, None)):
         assert prober.choose(options(0), lambda _: 0.5)
-        assert prober.successes(10, 1, accepted) == streak
+        assert prober.outcome(10, 1, accepted) == bool(accepted)
+        assert prober.follow_up == follow_up
+        prober.end_step(0.0, is_on=False)
+    assert prober.choose(options(0), lambda _: 0.5) is None
 
 
 def test_only_a_full_acceptance_of_the_probed_sequence_counts() -> None:
     prober = Prober()
     prober.end_step(100.0, is_on=False)
     assert prober.choose(options(0), lambda _: 0.5)
-    assert not prober.successes(11, 2, 2)
-    assert not prober.successes(10, 2, 1)
-    assert not prober.successes(10, 0, 0)
-    assert prober.successes(10, 2, 2) == 1
+    assert prober.outcome(11, 2, 2) is None
+    assert prober.outcome(10, 0, 0) is None, "not answered"
+    assert prober.outcome(10, 2, 1) is False
+    assert prober.outcome(10, 2, 2) is True
     prober.end_step(1.0, is_on=False)
-    assert not prober.successes(10, 2, 2), "the step after is no probe"
+    assert prober.outcome(10, 2, 2) is None, "the step after is no probe"
 
 
 def test_a_deeper_k_is_no_way_back_from_0() -> None:
@@ -115,7 +116,7 @@ def test_a_deeper_k_is_no_way_back_from_0() -> None:
     chosen = prober.choose([ProbeOption(0, 10, 3, 4)], lambda option: 0.1)
     assert chosen is not None
     assert chosen.probe_k == 4
-    assert not prober.successes(10, 4, 4)
+    assert prober.outcome(10, 4, 4) is None
 
 
 def test_a_closed_sequence_is_neither_awaited_nor_followed() -> None:
@@ -125,7 +126,7 @@ def test_a_closed_sequence_is_neither_awaited_nor_followed() -> None:
         assert prober.choose(options(0), lambda _: 0.5)
         if closed_before:
             prober.close(10)
-        assert prober.successes(10, 1, 1) == (0 if closed_before else 1)
+        assert prober.outcome(10, 1, 1) is (None if closed_before else True)
         prober.close(10)
         assert prober.follow_up is None
     prober.close(4711)
