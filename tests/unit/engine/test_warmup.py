@@ -40,7 +40,8 @@ def test_warm_up_requests_teach_no_acceptance(engine):
 def phases(engine):
     """Of the controller, step by step, over one short request."""
     seen = []
-    request = GenerateRequest("r", random_prompt(12, seed=3), SamplingParams(max_tokens=12))
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    request = GenerateRequest("r", random_prompt(12, seed=3), params)
     for _ in engine.generate([request]):
         seen.append(engine.controller.snapshot()["phase"])
     return seen
