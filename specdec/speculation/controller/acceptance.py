@@ -29,6 +29,8 @@ PRIOR_WEIGHT = 24.0
 CLASS_WEIGHT = 24.0
 # After a change the past counts as this many proposals in each cell, and no more.
 KEPT_AFTER_CHANGE = 4.0
+# A success of a drafter that was believed to be better than this is no news.
+IN_DOUBT = 0.6
 # The outcome before: none yet, 0 accepted, 1, 2-3, 4-7, 8-15, 16 and more.
 OUTCOMES_FROM = np.array([0, 1, 2, 4, 8, 16])
 FRESH, NUM_OUTCOMES = 0, 7
@@ -227,17 +229,19 @@ class AcceptanceModel:
         reached = np.minimum(num_accepted + 1, num_drafted)
         trials = (self._positions < reached[:, None]).astype(np.float64)
         cells = self._cells(slots)
-        expected = trials[:, :RATIO_POSITIONS] * counts.acceptance()[cells, :RATIO_POSITIONS]
         history = self._acceptance(drafter, slots)[:, 0]
         counts.calibration.observe(self._confidence[slots], history, successes[:, 0])
         self._confidence[slots] = np.nan
-        surprise = successes[:, 0] - history
+        surprise = float((successes[:, 0] - history).sum())
+        # Forget before these outcomes are counted: they are of the new times. A whole batch that
+        # surprises in every step would never be learned from.
+        if counts.change.observe(surprise, len(slots)):
+            self._forget(drafter, slots)
+        expected = trials[:, :RATIO_POSITIONS] * counts.acceptance()[cells, :RATIO_POSITIONS]
         self._weigh(slots, successes[:, :RATIO_POSITIONS].sum(axis=1), expected.sum(axis=1))
         counts.add(cells, trials, successes)
         self._outcome[slots] = 1 + np.searchsorted(OUTCOMES_FROM, num_accepted, side="right") - 1
         self._run[slots] += RUN_RATE * (successes[:, 0] - self._run[slots])
-        if counts.change.observe(float(surprise.sum()), len(slots)):
-            self._forget(drafter, slots)
 
     def _weigh(self, slots: Ints, accepted: Floats, expected: Floats) -> None:
         """Count accepted tokens against those that the drafter's average made expect."""
@@ -258,16 +262,21 @@ class AcceptanceModel:
         self._request_counts[:, slots] = 0.0
         self._class_counts[:, np.unique(self._class[slots])] = 0.0
 
-    def probed(self, drafter: str, seq_id: int, was_accepted: bool, alone: bool) -> None:
+    def probed(self, drafter: str, seq_id: int, was_accepted: bool, alone: bool) -> bool:
         """A request that drafts nothing tried one draft token; to be told before `record`. If such
         trials succeed too often for what was believed, that is out of date: for this request, and
-        for all where it was `alone`, since nobody else shows how the drafter fares."""
+        for all where it was `alone`, since nobody else shows how the drafter fares.
+
+        Returns whether it succeeded though that was in doubt: where it was not, load keeps the
+        drafter off, and one success more would say nothing."""
         slots = self._slots_of(drafter, [seq_id], ())
         counts = self._counts(drafter)
-        if counts.wake.observe(float(self._acceptance(drafter, slots)[0, 0]), was_accepted):
+        believed = float(self._acceptance(drafter, slots)[0, 0])
+        if counts.wake.observe(believed, was_accepted):
             self._forget_requests(slots)
             if alone:
                 counts.forget(KEPT_AFTER_CHANGE)
+        return was_accepted and believed < IN_DOUBT
 
     def close(self, seq_id: int) -> None:
         """Drop a finished sequence; its drafter's average keeps what it taught."""

@@ -75,7 +75,9 @@ class Estimates:
         for r in planned:
             accepted = prober.outcome(r.seq_id, r.num_draft_tokens, r.num_accepted_tokens)
             if accepted is not None:
-                self._acceptance.probed(drafter, r.seq_id, accepted, alone=len(planned) == 1)
+                alone = len(planned) == 1
+                if self._acceptance.probed(drafter, r.seq_id, accepted, alone):
+                    prober.try_again(r.seq_id)
 
     def close(self, seq_id: int) -> None:
         """Forget a sequence; what it taught about its drafter stays."""

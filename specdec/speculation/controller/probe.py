@@ -35,8 +35,8 @@ class ProbeOption:
 class Prober:
     """Spends a small share of all step time on probes, the sequence that waited longest first.
 
-    A probe from k = 0 that is fully accepted is followed by another at once, free of charge: that
-    is how speculation comes back within a few steps.
+    A probe from k = 0 that is fully accepted, to the surprise of who asks, is followed by another
+    at once, free of charge: that is how speculation comes back within a few steps.
     """
 
     def __init__(self) -> None:
@@ -101,9 +101,11 @@ class Prober:
         answered."""
         if seq_id != self._awaited or num_drafted == 0:
             return None
-        succeeded = num_accepted == num_drafted
-        self._follow_up = seq_id if succeeded else None
-        return succeeded
+        return num_accepted == num_drafted
+
+    def try_again(self, seq_id: int) -> None:
+        """Follow a probe with another one in the next step, free of charge."""
+        self._follow_up = seq_id
 
     def close(self, seq_id: int) -> None:
         """Forget a sequence; no probe is awaited of it, and none follows."""

@@ -285,10 +285,28 @@ def test_after_a_change_the_past_counts_as_a_few_proposals() -> None:
         steps += 1
     # 10 / (0.8 - 0.12) = 14.7 proposals: two steps of eight.
     assert steps == math.ceil(10 / (0.8 - 0.12) / 8) == 2
-    assert model._counts("draft").cells[0].max() <= KEPT_AFTER_CHANGE
+    # What gave the alarm is of the new times, and counts.
+    assert model._counts("draft").cells[0].max() <= KEPT_AFTER_CHANGE + 8
     for _ in range(10):
         model.record("draft", seq_ids, [1] * 8, [0] * 8)
     assert model.survival("draft", seq_ids)[:, 0].mean() < 0.25
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32, 256])
+def test_a_batch_that_is_rejected_whole_is_learned_from(batch: int) -> None:
+    """An alarm in every step must not make it forget every step: believed 0.75, true 0."""
+    model = AcceptanceModel(2)
+    seq_ids = list(range(batch))
+    for _ in range(max(3, 160 // batch)):
+        model.record("draft", seq_ids, [2] * batch, [0] * batch)
+    assert model.survival("draft", seq_ids)[:, 0].max() < 0.15
+
+
+def test_only_a_success_in_doubt_is_worth_another_try() -> None:
+    for alpha, in_doubt in ((0.1, True), (0.9, False)):
+        model = trained(alpha, [1, 2])
+        assert model.probed("draft", 1, was_accepted=True, alone=True) is in_doubt
+        assert not model.probed("draft", 1, was_accepted=False, alone=True)
 
 
 def trained(alpha: float, seq_ids: list[int], steps: int = 200) -> AcceptanceModel:

@@ -81,19 +81,20 @@ def test_success_is_followed_up_at_once_and_free_of_charge() -> None:
     in_a_row = 0
     while prober.is_due and prober.choose(options(0), lambda _: 0.5):
         assert prober.outcome(10, 1, 1)
-        assert prober.follow_up == 10
+        prober.try_again(10)
+        assert prober.is_due
         in_a_row += 1
         prober.end_step(0.0, is_on=False)
     assert in_a_row == 1 + MAX_FREE_IN_A_ROW, "one was paid for"
 
 
-def test_a_failure_ends_the_row() -> None:
+def test_what_is_not_to_be_tried_again_is_not_free() -> None:
     prober = Prober()
     prober.end_step(0.5 / SHARE_OFF, is_on=False)
-    for accepted, follow_up in ((1, 10), (1, 10), (0, None)):
+    for again in (True, True, False):
         assert prober.choose(options(0), lambda _: 0.5)
-        assert prober.outcome(10, 1, accepted) == bool(accepted)
-        assert prober.follow_up == follow_up
+        if again:
+            prober.try_again(10)
         prober.end_step(0.0, is_on=False)
     assert prober.choose(options(0), lambda _: 0.5) is None
 
@@ -127,6 +128,7 @@ def test_a_closed_sequence_is_neither_awaited_nor_followed() -> None:
         if closed_before:
             prober.close(10)
         assert prober.outcome(10, 1, 1) is (None if closed_before else True)
+        prober.try_again(10)
         prober.close(10)
         assert prober.follow_up is None
     prober.close(4711)
