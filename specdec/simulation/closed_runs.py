@@ -27,7 +27,9 @@ BASELINE = "off"
 class ClosedScenario:
     """What all policies of a comparison share.
 
-    concurrency: of each counted step, in order; warm-up runs at the first.
+    concurrency: of each counted step, in order; warm-up runs at the first. Where it changes, the
+    schedule is spread over the time that its steps take without speculation: all policies meet the
+    same load at the same time, not in the same step, since load does not wait for their steps.
     """
 
     requests: SequenceOf[SimulatedRequest]
@@ -56,7 +58,7 @@ def constant(concurrency: int, num_steps: int) -> list[int]:
 
 def ramp(corners: SequenceOf[int], num_steps: int) -> list[int]:
     """Concurrency that passes through `corners` at even distances of steps, and between two of them
-    takes equally many steps for each doubling. Raises ConfigError (field `ramp`)."""
+    takes equally many steps of `off` for each doubling. Raises ConfigError (field `ramp`)."""
     if len(corners) < 2 or any(not 1 <= corner <= MAX_CONCURRENCY for corner in corners):
         raise ConfigError(
             f"ramp: takes two or more concurrencies of 1 to {MAX_CONCURRENCY}, such as 1:256:1, "
@@ -89,11 +91,16 @@ def compare(
     """
     settings = [policy_setting(name, scenario.drafters, scenario.max_k) for name in policies]
     off = policy_setting(BASELINE, scenario.drafters, scenario.max_k)
-    parts = {BASELINE: _run(scenario, off)}
+    in_steps = _run(scenario, off)
+    is_level = len(set(scenario.concurrency)) == 1
+    duration_s = _total(in_steps).seconds
+    parts = {BASELINE: in_steps if is_level else _run_for(scenario, off, duration_s)}
     on_done()
     for setting in settings:
         if setting.name not in parts:
-            parts[setting.name] = _run(scenario, setting)
+            parts[setting.name] = (
+                _run(scenario, setting) if is_level else _run_for(scenario, setting, duration_s)
+            )
             on_done()
     return [_policy_run(setting, parts) for setting in settings]
 
@@ -113,7 +120,8 @@ def _total(parts: SequenceOf[tuple[int, LoopResult]]) -> LoopResult:
     return total
 
 
-def _run(scenario: ClosedScenario, setting: PolicySetting) -> list[tuple[int, LoopResult]]:
+def _loop(scenario: ClosedScenario, setting: PolicySetting) -> ClosedLoop:
+    """Warmed up."""
     loop = ClosedLoop(
         setting.controller(),
         scenario.cost,
@@ -122,6 +130,29 @@ def _run(scenario: ClosedScenario, setting: PolicySetting) -> list[tuple[int, Lo
         scenario.max_k,
     )
     loop.run(WARM_UP_STEPS, scenario.concurrency[0])
+    return loop
+
+
+def _run_for(
+    scenario: ClosedScenario, setting: PolicySetting, duration_s: float
+) -> list[tuple[int, LoopResult]]:
+    """The schedule spread over `duration_s` seconds, however many steps that takes."""
+    loop, levels = _loop(scenario, setting), scenario.concurrency
+    parts: list[tuple[int, LoopResult]] = []
+    elapsed_s = 0.0
+    while elapsed_s < duration_s:
+        level = levels[min(int(elapsed_s / duration_s * len(levels)), len(levels) - 1)]
+        step = loop.run(1, level)
+        elapsed_s += step.seconds
+        if parts and parts[-1][0] == level:
+            parts[-1][1].add(step)
+        else:
+            parts.append((level, step))
+    return parts
+
+
+def _run(scenario: ClosedScenario, setting: PolicySetting) -> list[tuple[int, LoopResult]]:
+    loop = _loop(scenario, setting)
     longest = max(len(scenario.concurrency) // TIMELINE_POINTS, 1)
     return [
         (concurrency, loop.run(num_steps, concurrency))

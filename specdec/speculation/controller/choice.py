@@ -103,8 +103,8 @@ class DrafterChooser:
                 self._num_turns[offer.name] += 1
 
     def _is_new(self, offer: Offer) -> bool:
-        is_model = not offer.cost.is_flat
-        return is_model and offer.available.any() and self._num_turns[offer.name] < FIRST_TURNS
+        is_untried = self._num_turns[offer.name] < FIRST_TURNS
+        return is_untried and not offer.cost.is_flat and bool(offer.available.any())
 
 
 def _worth(survival: Floats, price: float) -> _Worth:

@@ -145,14 +145,25 @@ def scenario(drafters, **changes):
 
 
 def test_policies_are_compared_with_off_on_the_same_requests():
-    runs = compare(scenario(("eagle",), concurrency=ramp([2, 8], 90)), ["fixed:2", "off"])
+    runs = compare(scenario(("eagle",), concurrency=constant(4, 90)), ["fixed:2", "off"])
     assert [run.setting.name for run in runs] == ["fixed:2", "off"]
     assert runs[1].speedup_vs_off == 1.0
     ratio = runs[0].total.goodput_tokens_per_s / runs[1].total.goodput_tokens_per_s
     assert runs[0].speedup_vs_off == pytest.approx(ratio)
     assert runs[0].total.num_steps == 90
     assert sum(part.num_steps for _, part in runs[0].parts) == 90
-    assert [level for level, _ in runs[0].parts][:2] == [2, 2]
+    assert [level for level, _ in runs[0].parts][:2] == [4, 4]
+
+
+def test_where_load_changes_all_policies_meet_it_at_the_same_time():
+    """A policy with longer steps takes fewer of them at every load, and as much time."""
+    runs = compare(scenario(("eagle",), concurrency=ramp([2, 8], 400)), ["fixed:6", "off"])
+    longest_s = max(run.total.seconds / run.total.num_steps for run in runs) * 2
+    assert runs[0].total.seconds == pytest.approx(runs[1].total.seconds, abs=longest_s)
+    assert runs[0].total.num_steps < 0.8 * runs[1].total.num_steps
+    for long, short in zip(runs[0].parts, runs[1].parts, strict=True):
+        assert long[0] == short[0]
+        assert long[1].seconds == pytest.approx(short[1].seconds, abs=longest_s)
 
 
 def test_the_same_seed_gives_the_same_run():
