@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from specdec.cli import simulate_options as options
 from specdec.cli.console import messages, output, print_json, progress_bar
 from specdec.cli.options import AsJson
+from specdec.cli.simulate_options import DRAFTERS, DrafterChoice, ServiceOptions, check_whole
 from specdec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specdec.simulation.closed_runs import ClosedScenario
+    from specdec.simulation.requests import SimulatedRequest
 
 EXAMPLES = """Examples:
 
@@ -21,134 +20,154 @@ EXAMPLES = """Examples:
 
     specdec simulate --trace a.jsonl b.jsonl --drafter both --policy adaptive --policy fixed:3
 
-    specdec simulate --trace a.jsonl --drafter ngram --policy vllm --policy oracle --ramp 1:256:1
+    specdec simulate --workload mix --policy vllm --policy oracle --ramp 1:256:1 --plot ramp.svg
 
-Policies: adaptive, off, fixed:K, fixed:DRAFTER:K, threshold, vllm, sglang, turbospec, hf, oracle.
+    specdec simulate --workload cnn --drafter draft --cost llama-70b-tp4 --duration 60 \\
+        --arrivals poisson:12 --targets 4 --drafts 1 --network lognormal:0.2:1.5
+
+    specdec simulate --workload mix --duration 86400 --arrivals day:40:400 --targets 100 \\
+        --sample 24x20
+
+Policies: adaptive, off, fixed:K, fixed:DRAFTER:K, threshold, vllm, sglang, turbospec, hf, oracle
+(oracle without --duration only).
+
+Without --duration a closed loop: sequences that end are replaced at once, and prompts are free.
 docs/simulation.md explains what is simulated, and every field of the JSON.
 
 Exit status: 0 done, 2 bad input; nothing is written then."""
 
 
-class DrafterChoice(StrEnum):
-    """Which recordings of a trace may be drafted with."""
-
-    NGRAM = "ngram"
-    EAGLE = "eagle"
-    BOTH = "both"
-
-
-# In order of preference: policies that know one drafter only take the first.
-DRAFTERS = {
-    DrafterChoice.NGRAM: ("ngram",),
-    DrafterChoice.EAGLE: ("eagle",),
-    DrafterChoice.BOTH: ("eagle", "ngram"),
-}
-MAX_STEPS = 10_000_000
-
-WORKLOAD, LOAD = "Requests", "Load"
-
-MoreTraces = Annotated[
-    list[Path] | None, typer.Argument(metavar="[FILE]...", help="More trace files.", hidden=True)
-]
-Trace = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--trace",
-        metavar="FILE...",
-        help="Acceptance traces, JSON lines, also .gz; several files, or the option repeated.",
-        rich_help_panel=WORKLOAD,
-    ),
-]
-Drafter = Annotated[
-    DrafterChoice, typer.Option("--drafter", help="Who drafts.", rich_help_panel=WORKLOAD)
-]
-Policy = Annotated[
-    list[str] | None,
-    typer.Option("--policy", metavar="NAME", help="Who chooses K; may be repeated. [adaptive]"),
-]
-MaxK = Annotated[int, typer.Option("--max-k", help="The largest K of any sequence.")]
-Concurrency = Annotated[
-    int, typer.Option(help="Sequences that decode together.", rich_help_panel=LOAD)
-]
-Ramp = Annotated[
-    str | None,
-    typer.Option(
-        metavar="A:B[:C...]",
-        help="Concurrency that moves from A to B and on, with equal steps per doubling.",
-        rich_help_panel=LOAD,
-    ),
-]
-Steps = Annotated[
-    int, typer.Option(help="Steps counted, after 200 of warm-up.", rich_help_panel=LOAD)
-]
-Seed = Annotated[int, typer.Option(help="Of the order of requests.", rich_help_panel=WORKLOAD)]
-
-
 def simulate(
-    more_traces: MoreTraces = None,
-    trace: Trace = None,
-    drafter: Drafter = DrafterChoice.EAGLE,
-    policy: Policy = None,
-    max_k: MaxK = 16,
-    concurrency: Concurrency = 32,
-    ramp: Ramp = None,
-    steps: Steps = 2000,
-    seed: Seed = 0,
+    more_traces: options.MoreTraces = None,
+    trace: options.Trace = None,
+    workload: options.Workload = None,
+    drafter: options.Drafter = DrafterChoice.EAGLE,
+    seed: options.Seed = 0,
+    policy: options.Policy = None,
+    max_k: options.MaxK = 16,
+    cost: options.Cost = "llama-8b",
+    concurrency: options.Concurrency = 32,
+    ramp: options.Ramp = None,
+    steps: options.Steps = 2000,
+    duration: options.Duration = None,
+    arrivals: options.ArrivalsOption = None,
+    targets: options.Targets = 1,
+    drafts: options.Drafts = 0,
+    network: options.Network = "constant:0.3",
+    draft_down: options.DraftDown = None,
+    kv_tokens: options.KvTokens = 400_000,
+    max_batched_tokens: options.MaxBatchedTokens = 2048,
+    max_sequences: options.MaxSequences = 256,
+    warm_up: options.WarmUp = 30.0,
+    sample: options.SampleOption = None,
+    gpu_hour_cost: options.GpuHourCost = None,
+    target_gpus: options.TargetGpus = None,
+    draft_gpus: options.DraftGpus = 1,
+    plot: options.Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare policies for K on recorded requests: goodput, K, acceptance, in virtual time."""
-    files = [*(trace or ()), *(more_traces or ())]
-    scenario, facts = _scenario(files, drafter, max_k, concurrency, ramp, steps, seed)
-    from specdec.cli import simulate_report
-    from specdec.simulation import closed_runs
-
+    """Compare policies for K in virtual time: goodput, K, acceptance, latencies, cost."""
+    check_whole("seed", seed, 0, 2**63 - 1)
     names = list(dict.fromkeys(policy or ["adaptive"]))
-    closed_runs.check_policies(scenario, names)
-    with progress_bar("simulating", len({*names, closed_runs.BASELINE})) as advance:
-        runs = closed_runs.compare(scenario, names, advance)
-    report = facts | simulate_report.closed(runs)
-    if as_json:
-        print_json(report)
+    if plot is not None:
+        from specdec.simulation import plots
+
+        plots.check_path(plot)
+    service = None
+    if duration is not None:
+        service = ServiceOptions(
+            duration,
+            arrivals,
+            targets,
+            drafts,
+            network,
+            tuple(draft_down or ()),
+            kv_tokens,
+            max_batched_tokens,
+            max_sequences,
+            warm_up,
+            sample,
+            gpu_hour_cost,
+            target_gpus,
+            draft_gpus,
+        )
+    files = [*(trace or ()), *(more_traces or ())]
+    requests, facts = _requests(files, workload, drafter, seed)
+    facts |= {"seed": seed, "max_k": max_k, "cost": cost, "concurrency": concurrency}
+    if service is not None:
+        from specdec.cli import simulate_service
+
+        if ramp is not None:
+            raise ConfigError("ramp: with --duration, use --arrivals ramp:A:B", field="ramp")
+        simulate_service.run(service, requests, DRAFTERS[drafter], facts, names, plot, as_json)
     else:
-        simulate_report.print_closed(output(), report)
+        if arrivals is not None:
+            raise ConfigError("arrivals: needs --duration", field="arrivals")
+        _closed_loop(requests, DRAFTERS[drafter], facts, names, ramp, steps, plot, as_json)
 
 
-def _scenario(
-    files: list[Path],
-    drafter: DrafterChoice,
-    max_k: int,
-    concurrency: int,
-    ramp: str | None,
-    steps: int,
-    seed: int,
-) -> tuple[ClosedScenario, dict[str, object]]:
-    """What is simulated, and the facts of it that a report names."""
-    from specdec.simulation.closed_runs import MAX_CONCURRENCY, ClosedScenario, constant
-    from specdec.simulation.costs import Llama8B
+def _requests(
+    files: list[Path], workload: str | None, drafter: DrafterChoice, seed: int
+) -> tuple[tuple[SimulatedRequest, ...], dict[str, Any]]:
+    """The requests, and what a report says of them."""
     from specdec.simulation.traces import load_traces
+    from specdec.simulation.workloads import synthetic_requests
 
-    _check("concurrency", concurrency, 1, MAX_CONCURRENCY)
-    _check("steps", steps, 1, MAX_STEPS)
-    _check("seed", seed, 0, 2**63 - 1)
-    levels = constant(concurrency, steps) if ramp is None else _ramp(ramp, steps)
-    if not files:
-        raise ConfigError("trace: name at least one file of traces", field="trace")
-    drafters = DRAFTERS[drafter]
-    traces = load_traces(files, drafters)
+    facts: dict[str, Any] = {"drafter": drafter.value}
+    if (workload is None) == (not files):
+        raise ConfigError("trace: name files of traces, or a --workload", field="trace")
+    if workload is not None:
+        requests = synthetic_requests(workload, DRAFTERS[drafter], seed)
+        return requests, facts | {"workload": workload, "num_requests": len(requests)}
+    traces = load_traces(files, DRAFTERS[drafter])
     if traces.num_unaligned:
         messages().print(f"left out {traces.num_unaligned} lines whose recordings do not align")
-    facts: dict[str, object] = {
-        "drafter": drafter.value,
-        "concurrency": concurrency if ramp is None else None,
-        "ramp": ramp,
-        "steps": steps,
-        "seed": seed,
-        "max_k": max_k,
+    return traces.requests, facts | {
         "traces": [str(path) for path in files],
         "num_requests": len(traces.requests),
         "num_unaligned": traces.num_unaligned,
     }
-    return ClosedScenario(traces.requests, drafters, Llama8B(), levels, seed, max_k), facts
+
+
+def _closed_loop(
+    requests: tuple[SimulatedRequest, ...],
+    drafters: tuple[str, ...],
+    facts: dict[str, Any],
+    names: list[str],
+    ramp: str | None,
+    steps: int,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    from specdec.cli import simulate_report
+    from specdec.simulation import closed_runs
+    from specdec.simulation.machines import make_machine
+
+    concurrency = facts["concurrency"]
+    check_whole("concurrency", concurrency, 1, closed_runs.MAX_CONCURRENCY)
+    check_whole("steps", steps, 1, options.MAX_STEPS)
+    levels = closed_runs.constant(concurrency, steps) if ramp is None else _ramp(ramp, steps)
+    machine = make_machine(facts["cost"], drafters)
+    scenario = closed_runs.ClosedScenario(
+        requests, drafters, machine, levels, facts["seed"], facts["max_k"]
+    )
+    closed_runs.check_policies(scenario, names)
+    with progress_bar("simulating", len({*names, closed_runs.BASELINE})) as advance:
+        runs = closed_runs.compare(scenario, names, advance)
+    facts |= {"ramp": ramp, "steps": steps}
+    if ramp is not None:
+        facts["concurrency"] = None
+    report = facts | simulate_report.closed(runs)
+    if plot is not None:
+        from specdec.cli import simulate_plots
+        from specdec.simulation import plots
+
+        plots.save(plot, simulate_plots.closed(runs), columns=2)
+        messages().print(f"wrote {plot}")
+    if as_json:
+        print_json(report)
+    else:
+        simulate_report.print_closed(output(), report)
 
 
 def _ramp(text: str, steps: int) -> list[int]:
@@ -161,8 +180,3 @@ def _ramp(text: str, steps: int) -> list[int]:
             f"ramp: takes whole numbers, such as 1:256:1, not {text!r}", field="ramp"
         ) from None
     return ramp(corners, steps)
-
-
-def _check(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise ConfigError(f"{name} must be between {least} and {most}, not {value}", field=name)

@@ -25,7 +25,7 @@ class StepCost(Protocol):
     """The true times of a simulated machine.
 
     drafters: those whose time it knows. prefill_weight: a prompt token of a chunk takes as long as
-    this many tokens that decode or are verified.
+    this many tokens that decode or are verified. num_gpus: of the target.
     """
 
     @property
@@ -33,6 +33,9 @@ class StepCost(Protocol):
 
     @property
     def prefill_weight(self) -> float: ...
+
+    @property
+    def num_gpus(self) -> int: ...
 
     def run_s(self, num_tokens: float, num_kv_tokens: int) -> float:
         """Seconds of the target's step over `num_tokens` tokens that read `num_kv_tokens`."""
@@ -65,6 +68,7 @@ class Machine(ABC):
     """A StepCost whose drafters take a time by depth."""
 
     prefill_weight = 1.0
+    num_gpus = 1
 
     def __init__(self, draft_times: Mapping[str, DraftTime]) -> None:
         self._draft_times = dict(draft_times)
@@ -121,9 +125,10 @@ class Roof:
 class Calibrated(Machine):
     """A machine fitted to published speed-ups by one smooth curve."""
 
-    def __init__(self, roof: Roof, draft_times: Mapping[str, DraftTime]) -> None:
+    def __init__(self, roof: Roof, draft_times: Mapping[str, DraftTime], num_gpus: int = 1) -> None:
         super().__init__(draft_times)
         self.roof = roof
+        self.num_gpus = num_gpus
         self.prefill_weight = roof.prefill / roof.token
 
     def run_many_s(self, num_tokens: Ints, num_kv_tokens: int) -> Floats:
@@ -151,4 +156,4 @@ def llama_70b_tp4() -> Calibrated:
         "draft": DraftTime(3.5 / 3 * MS),
         "ngram": LOOKUP,
     }
-    return Calibrated(ROOF_70B_TP4, times)
+    return Calibrated(ROOF_70B_TP4, times, num_gpus=4)

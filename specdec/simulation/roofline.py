@@ -146,6 +146,7 @@ class Roofline(Machine):
     ) -> None:
         super().__init__({"ngram": LOOKUP})
         self.target = target
+        self.num_gpus = target.tensor_parallel_size
         self.drafts = dict(drafts)
         self._around_s = around_s
         self._draft_context = draft_context

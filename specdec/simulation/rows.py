@@ -48,12 +48,13 @@ class Rows:
     def num_kv_tokens(self) -> int:
         return int(self._lens[0].sum() + self.positions.sum())
 
-    def add(self, request: SimulatedRequest) -> int:
-        """Take up a request whose prompt has been computed; returns its sequence id."""
+    def add(self, request: SimulatedRequest, position: int = 0) -> int:
+        """Take up a request whose prompt, and `position` tokens of its output, have been computed;
+        returns its sequence id."""
         self._next_id += 1
         self.seq_ids.append(self._next_id)
         self.requests.append(request)
-        self.positions = np.append(self.positions, 0)
+        self.positions = np.append(self.positions, position)
         lens = np.array([[request.prompt_len], [request.output_len]])
         self._lens = np.concatenate((self._lens, lens), axis=1)
         return self._next_id

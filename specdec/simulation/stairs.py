@@ -40,8 +40,10 @@ class Stairs(Machine):
         kv_ms: float,
         around_ms: float,
         draft_times: Mapping[str, DraftTime],
+        num_gpus: int = 1,
     ) -> None:
         super().__init__(draft_times)
+        self.num_gpus = num_gpus
         self._sizes = np.array(sizes)
         self._step_ms = np.array(step_ms)
         self._kv_ms, self._around_ms = kv_ms, around_ms
@@ -61,14 +63,14 @@ def llama_70b_tp4_stairs() -> Stairs:
     """Llama-2-70B on four H100; drafters as in the calibrated machine."""
     times = {"eagle": DraftTime(0.5 * MS), "draft": DraftTime(3.5 / 3 * MS), "ngram": LOOKUP}
     around = 160 * ALL_REDUCE_MS + AROUND_MS
-    return Stairs(SIZES, LLAMA2_70B_TP4_MS, 2.5e-5, around, times)
+    return Stairs(SIZES, LLAMA2_70B_TP4_MS, 2.5e-5, around, times, num_gpus=4)
 
 
 def llama_70b_tp8_stairs() -> Stairs:
     """Llama-2-70B on eight H100."""
     times = {"eagle": DraftTime(0.5 * MS), "draft": DraftTime(3.5 / 3 * MS), "ngram": LOOKUP}
     around = 160 * ALL_REDUCE_MS + AROUND_MS
-    return Stairs(SIZES, LLAMA2_70B_TP8_MS, 1.25e-5, around, times)
+    return Stairs(SIZES, LLAMA2_70B_TP8_MS, 1.25e-5, around, times, num_gpus=8)
 
 
 def llama_7b_stairs() -> Stairs:

@@ -104,3 +104,77 @@ def test_torch_is_not_loaded(trace):
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+SERVICE = ("--workload", "gsm8k", "--drafter", "draft", "--cost", "llama-70b-tp4", "--max-k", "4")
+SHORT = ("--duration", "4", "--warm-up", "1")
+
+
+def test_a_service_reports_latencies_and_cost():
+    words = [*SERVICE, *SHORT, "--arrivals", "poisson:6", "--targets", "2", "--drafts", "1"]
+    result = invoke(*words, "--gpu-hour-cost", "3", "--policy", "fixed:2", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["gpus"] == 2 * 4 + 1
+    per_hour = report["goodput_tokens_per_s"] * 3600
+    assert report["cost_per_million_tokens"] == pytest.approx(27e6 / per_hour, rel=1e-3)
+    for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        assert report[name]["p50"] <= report[name]["p90"] <= report[name]["p99"]
+    assert report["goodput_relative_standard_error"] == 0
+    text = invoke(*words, "--policy", "fixed:2").stdout
+    assert "2 targets and 1 drafts apart (9 GPUs)" in text
+
+
+def test_a_sampled_service_states_its_error():
+    result = invoke(
+        *SERVICE, "--duration", "3600", "--warm-up", "1", "--sample", "3x2", "--targets", "40",
+        "--arrivals", "day:60:160", "--policy", "off", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["num_sampled_targets"] == 4
+    assert report["goodput_relative_standard_error"] > 0
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_pictures_are_drawn(tmp_path, trace, suffix):
+    pytest.importorskip("matplotlib")
+    closed, service = (tmp_path / f"{name}.{suffix}" for name in ("closed", "service"))
+    words = ["--ramp", "1:4", "--steps", "30", "--policy", "fixed:1"]
+    assert invoke("--trace", trace, *words, "--plot", str(closed)).exit_code == 0
+    words = [*SERVICE, *SHORT, "--concurrency", "2", "--policy", "off"]
+    assert invoke(*words, "--plot", str(service)).exit_code == 0
+    assert closed.stat().st_size > 1000
+    assert service.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--duration", "-1"], "duration must be finite and above 0"),
+        (["--duration", "nan"], "duration must be finite and above 0"),
+        ([*SHORT, "--warm-up", "-2"], "warm_up must be finite and at least 0"),
+        ([*SHORT, "--arrivals", "poisson:-3"], "arrivals: 'poisson:-3' is none of"),
+        ([*SHORT, "--network", "constant:-1"], "network: 'constant:-1' is none of"),
+        ([*SHORT, "--drafts", "1", "--draft-down", "5:-1"], "draft_down: '5:-1' is no START:END"),
+        ([*SHORT, "--drafts", "1", "--draft-down", "3@0:1"], "draft_down: there is no draft 3"),
+        ([*SHORT, "--draft-down", "0:1"], "draft_down: there are no --drafts"),
+        ([*SHORT, "--sample", "4"], "sample: '4' is no WxS"),
+        ([*SHORT, "--sample", "4x2"], "sample: 4 windows of 2 s do not fit"),
+        ([*SHORT, "--targets", "0"], "targets must be between 1"),
+        ([*SHORT, "--gpu-hour-cost", "-1"], "gpu_hour_cost must be finite"),
+        ([*SHORT, "--policy", "oracle"], "policy: oracle looks at a batch"),
+        ([*SHORT, "--policy", "fixed:9"], "fixed:K takes a whole K from 0 to 4"),
+        ([*SHORT, "--ramp", "1:2"], "ramp: with --duration"),
+        (["--arrivals", "poisson:1"], "arrivals: needs --duration"),
+        (["--cost", "abacus"], "cost: unknown machine 'abacus'"),
+        (["--cost", "llama-8b"], "cost: llama-8b tells nothing of 'draft'"),
+        (["--trace", "some.jsonl"], "trace: name files of traces, or a --workload"),
+        ([*SHORT, "--plot", "picture.gif"], "plot must end in .png or .svg"),
+    ],
+)
+def test_bad_services_are_named_and_nothing_is_printed(words, named):
+    result = invoke(*SERVICE, "--json", *words)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert not result.stdout

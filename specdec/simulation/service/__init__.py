@@ -1,0 +1,1 @@
+"""A service of many replicas in virtual time: queues, batches, drafts apart, networks, failures."""
