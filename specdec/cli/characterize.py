@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec.cli.acceptance_tables import print_tables
-from specdec.cli.console import messages, output, print_json, progress_bar, status
+from specdec.cli.console import messages, output, print_json, progress_bar
+from specdec.cli.local_engine import encode, loading
 from specdec.cli.options import (
     DEMO_MODEL,
     AsJson,
@@ -114,26 +115,20 @@ def characterize(
     """Measure acceptance, and its bounds, of real drafters over temperature, top-p and task."""
     _check_files(output_file, plot)
     texts = read_categories(prompts, limit)
-    study = _study(
-        _numbers("temperatures", temperatures),
-        _numbers("top-ps", top_ps),
-        max_tokens,
-        k,
-        seed,
-        max_law_entries,
-        context_temperature,
-    )
+    cells = _numbers("temperatures", temperatures), _numbers("top-ps", top_ps)
     engine, drafting = engine_configs(
         target, target_quantization, draft, draft_quantization, dtype, threads, k
     )
-    task = _Task(
-        target=engine.target,
-        draft=None if drafting is None else drafting.draft,
-        draft_layers=draft_layers or [],
-        ngram=ngram,
-        prompts=_encoded(texts, engine.target, chat, seed),
-    )
-    with status("loading models"):
+    named = [engine.target] if drafting is None else [engine.target, drafting.draft]
+    with loading([config.model for config in named]):
+        study = _study(*cells, max_tokens, k, seed, max_law_entries, context_temperature)
+        task = _Task(
+            target=engine.target,
+            draft=None if drafting is None else drafting.draft,
+            draft_layers=draft_layers or [],
+            ngram=ngram,
+            prompts=_encoded(texts, engine.target, chat, seed),
+        )
         models = _load(task, study)
     rows = _rows(models, study, task, measure)
     _write(rows, output_file, plot)
@@ -189,7 +184,6 @@ def _encoded(
     texts: Sequence[Prompt], target: ModelConfig, chat: bool, seed: int
 ) -> list[tuple[str, list[int], int]]:
     """(category, token ids, seed) of each prompt."""
-    from specdec.cli.local_engine import encode
     from specdec.model.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(target)

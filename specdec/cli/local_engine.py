@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def open_engine(config: EngineConfig, draft: DraftConfig | None) -> Iterator[Engine]:
     """A loaded engine. Raises ConfigError where the models do not fit together."""
     models = [config.target.model] if draft is None else [config.target.model, draft.draft.model]
-    with _loading(models):
+    with loading(models):
         from specdec.engine import build_engine
 
         engine = build_engine(config, draft)
@@ -32,7 +32,7 @@ def open_engine(config: EngineConfig, draft: DraftConfig | None) -> Iterator[Eng
         engine.shutdown()
 
 
-def _loading(models: list[str]) -> AbstractContextManager[None]:
+def loading(models: list[str]) -> AbstractContextManager[None]:
     """A spinner, and no bars beside it, unless something is to be downloaded: a download shows
     its own bars. Raises ConfigError for a catalog model that was not fetched."""
     if not all(Path(catalog.resolve(model)).is_dir() for model in models):
