@@ -81,7 +81,7 @@ def test_speculation_comes_back_when_acceptance_does() -> None:
         world.steps(100)
         assert late_mean(world, 1, 20) > 3
         world.alpha[1] = 0.0
-        world.steps(1000)
+        world.steps(400)
         assert late_mean(world, 1) < 0.6
         world.alpha[1] = 0.9
         world.steps(patience)
@@ -174,7 +174,7 @@ def test_a_hung_draft_is_given_up_and_taken_back() -> None:
     world.steps(100)
     assert late_mean(world, 1, 50) < 0.5
     world.propose_s = draft_model
-    world.steps(1500)
+    world.steps(800)
     assert late_mean(world, 1, 20) > 3
 
 
@@ -230,7 +230,7 @@ def test_finished_and_foreign_outcomes_are_taken_without_a_plan() -> None:
 def test_a_closed_sequence_leaves_nothing_behind() -> None:
     """Aborted and failed sequences are in no result: only `close` tells of them."""
     control = controller()
-    for seq_id in range(60):
+    for seq_id in range(20):
         World(control, {seq_id: 0.0, 1000 + seq_id: 1.0}).steps(30)
         for closed in (seq_id, 1000 + seq_id, 1000 + seq_id, 5000):
             control.close(closed)

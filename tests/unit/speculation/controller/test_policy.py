@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.speculation.controller.policy import (
@@ -146,6 +146,7 @@ increasing = st.lists(st.floats(0, 0.5), min_size=13, max_size=13).map(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(0.05, 0.99), min_size=3, max_size=3), min_size=1, max_size=3),
     increasing,

@@ -117,15 +117,14 @@ def five_minutes(simulated: World) -> float:
     return simulated.speed * simulated.run_s(batch, 0) / batch
 
 
-@pytest.mark.parametrize("batch", [1, 8, 32])
+@pytest.mark.parametrize("batch", [1, 32])
 def test_an_adversarial_drafter_costs_two_percent_at_most(batch: int) -> None:
     simulated = world(batch, 0.0)
     simulated.run_s, simulated.propose_s = slow, lambda d, n: SLOWER * draft_model(d, n)
     assert five_minutes(simulated) >= 0.98
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("wrong", [1 / 3, 3.0], ids=["a third", "three times"])
+@pytest.mark.parametrize(("batch", "wrong"), [(8, 1 / 3), (1, 3.0)])
 def test_costs_that_are_wrong_by_three_times_cost_two_percent_at_most(
     batch: int, wrong: float
 ) -> None:
