@@ -83,7 +83,7 @@ def _by_category(drafter: str, rows: Sequence[Row]) -> Table:
 
 
 def _new_table(title: str) -> Table:
-    return Table(title=f"[bold]{title}[/]", title_justify="left", box=None, pad_edge=False)
+    return Table(title=f"[bold]{title}[/]", title_justify="left", box=None, padding=(0, 1, 0, 0))
 
 
 def _shown(value: float | None, decimals: int) -> str:
