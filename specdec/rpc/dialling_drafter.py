@@ -15,7 +15,8 @@ import grpc.aio
 from specdec.errors import UnavailableError
 from specdec.rpc import convert
 from specdec.rpc.draft_connection import DraftConnection, OpenAssembly
-from specdec.rpc.transport import CHANNEL_OPTIONS, until_one_ends
+from specdec.rpc.security import open_channel
+from specdec.rpc.transport import until_one_ends
 from specdec.speculation.draft_backend import DraftBackend
 from specdec.speculation.handshake import hello_fault
 from specdec.v1 import verify_pb2, verify_pb2_grpc
@@ -32,7 +33,7 @@ async def draft_for(backend: DraftBackend, address: str) -> None:
     been silent for too long.
     """
     try:
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        async with open_channel(address) as channel:
             call = verify_pb2_grpc.VerifierServiceStub(channel).Verify()
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 info = convert.info_to_wire(backend.info())

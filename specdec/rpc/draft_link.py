@@ -21,7 +21,8 @@ from specdec.rpc import convert
 from specdec.rpc.draft_member import Member
 from specdec.rpc.draft_pool import DraftPool
 from specdec.rpc.liveness import Liveness, LivenessSettings, LostError
-from specdec.rpc.transport import CHANNEL_OPTIONS, until_one_ends
+from specdec.rpc.security import open_channel
+from specdec.rpc.transport import until_one_ends
 from specdec.speculation.handshake import TargetIdentity, protocol_fault, vocabulary_fault
 from specdec.speculation.messages import (
     PROTOCOL_VERSION,
@@ -128,7 +129,7 @@ class DraftLink:
 
     async def _connect_and_serve(self) -> None:
         timeout_s = self._settings.connect_timeout_s
-        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
+        async with open_channel(self._address) as channel:
             stub = draft_pb2_grpc.DraftServiceStub(channel)
             wire = await stub.Info(draft_pb2.InfoRequest(), timeout=timeout_s)
             info = convert.info_from_wire(wire)

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from specdec.errors import UnavailableError
 from specdec.rpc.draft_servicer import DraftServicer
+from specdec.rpc.security import add_port
 from specdec.rpc.transport import SERVER_OPTIONS, quiet_poller_noise
 from specdec.speculation.draft_backend import DraftBackend
 from specdec.v1 import draft_pb2_grpc
@@ -48,7 +49,7 @@ class DraftServer:
             (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
         try:
-            port = server.add_insecure_port(address)
+            port = add_port(server, address)
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen on {address}: {error}") from error
         await server.start()

@@ -22,6 +22,7 @@ from specdec.rpc import convert
 from specdec.rpc.draft_member import Member
 from specdec.rpc.draft_pool import DraftPool
 from specdec.rpc.liveness import Liveness, LivenessSettings, LostError
+from specdec.rpc.security import add_port
 from specdec.rpc.transport import SERVER_OPTIONS, next_within, until_one_ends
 from specdec.speculation.handshake import TargetIdentity, protocol_fault
 from specdec.speculation.messages import PROTOCOL_VERSION, DraftInfo, Hello, TargetMessage
@@ -101,7 +102,7 @@ class VerifierServer(verify_pb2_grpc.VerifierServiceServicer):
         statuses = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
         try:
-            port = server.add_insecure_port(address)
+            port = add_port(server, address)
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen on {address}: {error}") from error
         await server.start()
