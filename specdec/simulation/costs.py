@@ -24,15 +24,15 @@ MS = 1e-3
 class StepCost(Protocol):
     """The true times of a simulated machine.
 
-    drafters: those whose time it knows. prefill_weight: a prompt token of a chunk takes as long as
-    this many tokens that decode or are verified. num_gpus: of the target.
+    drafters: those whose time it knows. prefill_token_s: what a prompt token adds to a step.
+    num_gpus: of the target.
     """
 
     @property
     def drafters(self) -> tuple[str, ...]: ...
 
     @property
-    def prefill_weight(self) -> float: ...
+    def prefill_token_s(self) -> float: ...
 
     @property
     def num_gpus(self) -> int: ...
@@ -52,13 +52,15 @@ class StepCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftTime:
-    """Seconds of a round of drafting: of each draft step, whatever the batch, and of the round."""
+    """Seconds of a round of drafting: of each draft step, whatever the batch, of the round, and of
+    each draft token, such as for the context that it reads."""
 
     step_s: float = 0.0
     round_s: float = 0.0
+    token_s: float = 0.0
 
-    def seconds(self, depth: int) -> float:
-        return self.round_s + depth * self.step_s
+    def seconds(self, depth: int, num_tokens: int) -> float:
+        return self.round_s + depth * self.step_s + num_tokens * self.token_s
 
 
 LOOKUP = DraftTime(round_s=0.05 * MS)
@@ -67,11 +69,12 @@ LOOKUP = DraftTime(round_s=0.05 * MS)
 class Machine(ABC):
     """A StepCost whose drafters take a time by depth."""
 
-    prefill_weight = 1.0
-    num_gpus = 1
-
-    def __init__(self, draft_times: Mapping[str, DraftTime]) -> None:
+    def __init__(
+        self, draft_times: Mapping[str, DraftTime], prefill_token_s: float, num_gpus: int = 1
+    ) -> None:
         self._draft_times = dict(draft_times)
+        self.prefill_token_s = prefill_token_s
+        self.num_gpus = num_gpus
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -87,7 +90,7 @@ class Machine(ABC):
 
     def propose_s(self, asked: Asked) -> float:
         """Drafters work one after the other."""
-        return sum(self._draft_times[name].seconds(depth) for name, (depth, _) in asked.items())
+        return sum(self._draft_times[name].seconds(*amount) for name, amount in asked.items())
 
 
 class Llama8B(Machine):
@@ -99,7 +102,7 @@ class Llama8B(Machine):
     """
 
     def __init__(self) -> None:
-        super().__init__({"eagle": DraftTime(0.712 * MS), "ngram": LOOKUP})
+        super().__init__({"eagle": DraftTime(0.712 * MS), "ngram": LOOKUP}, 0.02101 * MS)
 
     def run_many_s(self, num_tokens: Ints, num_kv_tokens: int) -> Floats:
         """[sizes]: seconds of steps."""
@@ -111,8 +114,9 @@ class Llama8B(Machine):
 class Roof:
     """Milliseconds of a target's step: sqrt(weights^2 + (token * n)^2) + kv * L + around.
 
-    Bandwidth bounds a step of few tokens and arithmetic one of many. prefill: ms per token of a
-    long prompt.
+    Bandwidth bounds a step of few tokens and arithmetic one of many. prefill: ms that each prompt
+    token adds; one roof over all tokens, prompts included, fits the published speed-ups half as
+    well.
     """
 
     weights: float
@@ -126,10 +130,8 @@ class Calibrated(Machine):
     """A machine fitted to published speed-ups by one smooth curve."""
 
     def __init__(self, roof: Roof, draft_times: Mapping[str, DraftTime], num_gpus: int = 1) -> None:
-        super().__init__(draft_times)
+        super().__init__(draft_times, roof.prefill * MS, num_gpus)
         self.roof = roof
-        self.num_gpus = num_gpus
-        self.prefill_weight = roof.prefill / roof.token
 
     def run_many_s(self, num_tokens: Ints, num_kv_tokens: int) -> Floats:
         """[sizes]: seconds of steps."""

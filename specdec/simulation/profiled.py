@@ -26,8 +26,9 @@ class Profiled(Machine):
     """The target of one profile and, where there is one, the draft of another."""
 
     def __init__(self, target: ModelProfile, draft: ModelProfile | None = None) -> None:
-        super().__init__({"ngram": LOOKUP})
         self._kv_s, self._sizes, self._step_s = _step_curve(target.steps)
+        self._slope = _last_slope(self._sizes, self._step_s)
+        super().__init__({"ngram": LOOKUP}, self._slope)
         self._graph_sizes = np.array(target.graph_sizes, dtype=np.int64)
         self._round = None if draft is None else _round_fit(draft.drafts)
 
@@ -43,10 +44,8 @@ class Profiled(Machine):
             padded = self._graph_sizes[place.clip(max=len(self._graph_sizes) - 1)]
             num_tokens = np.maximum(num_tokens, padded)
         at_zero_kv = np.interp(num_tokens, self._sizes, self._step_s)
-        if len(self._sizes) > 1:
-            slope = (self._step_s[-1] - self._step_s[-2]) / (self._sizes[-1] - self._sizes[-2])
-            at_zero_kv = at_zero_kv + np.maximum(num_tokens - self._sizes[-1], 0) * max(slope, 0.0)
-        return np.asarray(at_zero_kv + self._kv_s * num_kv_tokens)
+        beyond = np.maximum(num_tokens - self._sizes[-1], 0) * self._slope
+        return np.asarray(at_zero_kv + beyond + self._kv_s * num_kv_tokens)
 
     def propose_s(self, asked: Asked) -> float:
         """The draft's rounds as fitted: a start, a step, and a step's sequences."""
@@ -90,6 +89,13 @@ def _step_curve(points: SequenceOf[ProfilePoint]) -> tuple[float, Floats, Floats
     sizes = sorted(means)
     step_s = [max(means[size][1] - kv_s * means[size][0], 0.0) for size in sizes]
     return kv_s, np.array(sizes, dtype=float), np.array(step_s)
+
+
+def _last_slope(sizes: Floats, step_s: Floats) -> float:
+    """Seconds per token beyond the largest measured step, never negative."""
+    if len(sizes) < 2:
+        return 0.0
+    return max(float((step_s[-1] - step_s[-2]) / (sizes[-1] - sizes[-2])), 0.0)
 
 
 def _round_fit(points: SequenceOf[DraftPoint]) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,14 @@ Mask = NDArray[np.bool_]
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
     """acceptable: drafter -> [output_len], how many draft tokens in a row would be accepted if it
-    proposed at that output position. Policies never see it; verification reveals parts of it."""
+    proposed at that output position. Policies never see it; verification reveals parts of it.
+    offered: drafter -> [output_len], the most that it has to propose there, for drafters that at
+    times have nothing, such as lookup without a match."""
 
     prompt_len: int
     output_len: int
     acceptable: Mapping[str, Ints]
+    offered: Mapping[str, Ints] = field(default_factory=dict)
 
 
 def endless(requests: SequenceOf[SimulatedRequest], seed: int) -> Iterator[SimulatedRequest]:

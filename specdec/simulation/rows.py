@@ -74,6 +74,18 @@ class Rows:
         pairs = zip(self.requests, self.positions.tolist(), strict=True)
         return np.array([request.acceptable[drafter][at] for request, at in pairs], dtype=np.int64)
 
+    def offered(self, drafter_of: SequenceOf[str | None], ks: Ints) -> Ints:
+        """[rows]: what drafters that are asked for `ks` tokens come up with."""
+        if not any(request.offered for request in self.requests):
+            return ks
+        most = [
+            request.offered[drafter][at] if drafter and drafter in request.offered else k
+            for request, drafter, at, k in zip(
+                self.requests, drafter_of, self.positions.tolist(), ks.tolist(), strict=True
+            )
+        ]
+        return np.minimum(np.array(most, dtype=np.int64), ks)
+
     def useful(self, max_k: int) -> Ints:
         """[drafters, rows]: how many draft tokens would be committed, at most `max_k`. The last
         token of a text is the target's own."""

@@ -42,13 +42,11 @@ class Stairs(Machine):
         draft_times: Mapping[str, DraftTime],
         num_gpus: int = 1,
     ) -> None:
-        super().__init__(draft_times)
-        self.num_gpus = num_gpus
+        self._slope = (step_ms[-1] - step_ms[-2]) / (sizes[-1] - sizes[-2])
+        super().__init__(draft_times, self._slope * MS, num_gpus)
         self._sizes = np.array(sizes)
         self._step_ms = np.array(step_ms)
         self._kv_ms, self._around_ms = kv_ms, around_ms
-        last = self._step_ms[-2:]
-        self._slope = float(np.diff(last)[0] / np.diff(self._sizes[-2:])[0])
 
     def run_many_s(self, num_tokens: Ints, num_kv_tokens: int) -> Floats:
         """[sizes]: seconds of steps."""

@@ -23,7 +23,7 @@ from specdec.simulation.service.drafts import DraftLink, DraftReplica, Outage
 from specdec.simulation.service.events import Events
 from specdec.simulation.service.network import Latency
 from specdec.simulation.service.records import Record
-from specdec.simulation.service.replica import TargetReplica
+from specdec.simulation.service.replica import MAX_UNDRAFTED_STEPS, TargetReplica
 
 # A 1B draft on one H100: two operations per weight at 0.7 of 989e12 a second.
 DRAFT_PREFILL_S = 3.6e-6
@@ -50,6 +50,7 @@ class Service:
     limits: Limits = Limits()
     max_wait_s: float = 0.25
     draft_prefill_s: float = DRAFT_PREFILL_S
+    max_undrafted_steps: int = MAX_UNDRAFTED_STEPS
 
     def __post_init__(self) -> None:
         if self.num_drafts and APART not in self.drafters:
@@ -131,6 +132,7 @@ class Fleet:
             service.max_k,
             self.record,
             link,
+            service.max_undrafted_steps,
             lambda _: self._finished(number),
         )
 

@@ -48,6 +48,7 @@ class _Step:
     beside_s: dict[str, float] = field(default_factory=dict)
     wait_s: float | None = None
     drafted: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    num_late: int = 0
     runs: bool = False
 
     @property
@@ -59,6 +60,7 @@ class TargetReplica:
     """One target with its queue and its controller.
 
     link: the way to drafts apart, or None where all drafters share the target's GPUs.
+    max_undrafted_steps: steps with prompts in a row that do not wait for drafters.
     on_finished: called with each request that ended, or was refused.
     """
 
@@ -72,6 +74,7 @@ class TargetReplica:
         max_k: int,
         record: Record,
         link: DraftLink | None = None,
+        max_undrafted_steps: int = MAX_UNDRAFTED_STEPS,
         on_finished: Callable[[SimulatedRequest], None] = lambda _: None,
     ) -> None:
         self.controller = controller
@@ -81,6 +84,7 @@ class TargetReplica:
         self._max_k = max_k
         self._record = record
         self._link = link
+        self._max_undrafted_steps = max_undrafted_steps
         self._on_finished = on_finished
         self._admission = Admission(limits)
         self._rows = Rows(drafters, max_k, LOCAL_DRAFTERS)
@@ -170,7 +174,7 @@ class TargetReplica:
         """Who may draft now: first tokens do not wait for drafters that take time, unless prompts
         come without end."""
         self._num_prefill_steps = self._num_prefill_steps + 1 if has_prefill else 0
-        self._may_wait = not 0 < self._num_prefill_steps <= MAX_UNDRAFTED_STEPS
+        self._may_wait = not 0 < self._num_prefill_steps <= self._max_undrafted_steps
         link = self._link
         return tuple(
             name
@@ -189,6 +193,7 @@ class TargetReplica:
     def _propose(self, step: _Step) -> None:
         asked = _asked(step.drafter_of, step.ks)
         apart = asked.pop(APART, None) if self._link is not None else None
+        step.drafted = self._rows.offered(step.drafter_of, step.ks)
         step.beside_s = {name: self._cost.propose_s({name: each}) for name, each in asked.items()}
         if apart is None or self._link is None:
             self._run(step)
@@ -207,14 +212,15 @@ class TargetReplica:
         if not step.runs:
             step.wait_s = self._events.now_s - step.started_s
             is_late = np.array([drafter == APART for drafter in step.drafter_of], dtype=bool)
-            step.drafted = np.where(is_late, 0, step.ks)
+            step.num_late = int((is_late & (step.ks > 0)).sum())
+            step.drafted = np.where(is_late, 0, step.drafted)
             self._run(step)
 
     def _run(self, step: _Step) -> None:
         step.runs = True
         decoding = len(step.states) + int(step.drafted.sum())
-        prefill = step.chunks.num_tokens * self._cost.prefill_weight
-        run_s = self._cost.run_s(decoding + prefill, step.num_kv_tokens)
+        run_s = self._cost.run_s(decoding, step.num_kv_tokens)
+        run_s += step.chunks.num_tokens * self._cost.prefill_token_s
         self._events.after(step.propose_s + run_s, lambda: self._end(step, run_s))
 
     def _end(self, step: _Step, run_s: float) -> None:
@@ -267,7 +273,7 @@ class TargetReplica:
             num_drafted=int(step.drafted.sum()),
             num_accepted=int(outcome.num_accepted.sum()),
             num_decodes=len(step.states),
-            num_late=int(((step.ks > 0) & (step.drafted == 0)).sum()),
+            num_late=step.num_late,
             num_queued=len(self._admission.waiting),
         )
         self._record.step(now_s, counts)

@@ -15,7 +15,7 @@ class Steady(Machine):
     """10 ms for every step, whatever is in it; 1 ms for each draft step."""
 
     def __init__(self, step_s: float = 0.010) -> None:
-        super().__init__({"draft": DraftTime(DRAFT_STEP_S), "ngram": DraftTime()})
+        super().__init__({"draft": DraftTime(DRAFT_STEP_S), "ngram": DraftTime()}, 0.0)
         self.step_s = step_s
 
     def run_many_s(self, num_tokens, num_kv_tokens):
