@@ -28,6 +28,8 @@ EXAMPLES = """Examples:
     specdec simulate --workload mix --duration 86400 --arrivals day:40:400 --targets 100 \\
         --sample 24x20
 
+    specdec simulate --reproduce 2601.11580 --trace gsm8k.jsonl.gz
+
 Policies: adaptive, off, fixed:K, fixed:DRAFTER:K, threshold, vllm, sglang, turbospec, hf, oracle
 (oracle without --duration only).
 
@@ -63,11 +65,18 @@ def simulate(
     gpu_hour_cost: options.GpuHourCost = None,
     target_gpus: options.TargetGpus = None,
     draft_gpus: options.DraftGpus = 1,
+    reproduce: options.Reproduce = None,
     plot: options.Plot = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare policies for K in virtual time: goodput, K, acceptance, latencies, cost."""
     check_whole("seed", seed, 0, 2**63 - 1)
+    files = [*(trace or ()), *(more_traces or ())]
+    if reproduce is not None:
+        from specdec.cli import reproduce as reproduction
+
+        reproduction.reproduce(reproduce, files, seed, as_json)
+        return
     names = list(dict.fromkeys(policy or ["adaptive"]))
     if plot is not None:
         from specdec.simulation import plots
@@ -91,7 +100,6 @@ def simulate(
             target_gpus,
             draft_gpus,
         )
-    files = [*(trace or ()), *(more_traces or ())]
     requests, facts = _requests(files, workload, drafter, seed)
     facts |= {"seed": seed, "max_k": max_k, "cost": cost, "concurrency": concurrency}
     if service is not None:

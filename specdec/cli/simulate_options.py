@@ -160,6 +160,15 @@ TargetGpus = Annotated[
 DraftGpus = Annotated[
     int, typer.Option(help="GPUs of a draft that is apart.", rich_help_panel=SERVICE)
 ]
+Reproduce = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PAPER",
+        help="Published speed-ups beside simulated ones: arXiv 2601.11580. With --trace also from "
+        "recordings, whose file names tell their data sets. All other options but --seed rest.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Plot = Annotated[
     Path | None,
     typer.Option(

@@ -36,17 +36,21 @@ class TraceSet:
     num_unaligned: int
 
 
-def load_traces(paths: SequenceOf[Path], drafters: tuple[str, ...]) -> TraceSet:
+def load_traces(
+    paths: SequenceOf[Path], drafters: tuple[str, ...], lookup_tokens: int | None = None
+) -> TraceSet:
     """Read traces of these drafters.
 
     With one drafter a request is as long as that drafter's recording; with several, as its text.
+    lookup_tokens: `ngram` has something to propose only where so many last tokens stand earlier in
+        the text; None leaves open where.
     Raises ConfigError (field `trace`) for a missing file, a malformed line, named by its number,
     and for files that leave no request.
     """
     requests: list[SimulatedRequest] = []
     num_unaligned = 0
     for path in paths:
-        for request in _read(path, drafters):
+        for request in _read(path, drafters, lookup_tokens):
             if request is None:
                 num_unaligned += 1
             else:
@@ -63,7 +67,9 @@ def load_traces(paths: SequenceOf[Path], drafters: tuple[str, ...]) -> TraceSet:
     return TraceSet(tuple(requests), num_unaligned)
 
 
-def _read(path: Path, drafters: tuple[str, ...]) -> list[SimulatedRequest | None]:
+def _read(
+    path: Path, drafters: tuple[str, ...], lookup_tokens: int | None
+) -> list[SimulatedRequest | None]:
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as file:
@@ -74,33 +80,53 @@ def _read(path: Path, drafters: tuple[str, ...]) -> list[SimulatedRequest | None
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                requests.append(_request(json.loads(line), drafters))
+                requests.append(_request(json.loads(line), drafters, lookup_tokens))
             except (ValueError, RecursionError) as error:
                 raise ConfigError(f"trace: {path} line {number}: {error}", field="trace") from None
     return requests
 
 
-def _request(record: Any, drafters: tuple[str, ...]) -> SimulatedRequest | None:
+def _request(
+    record: Any, drafters: tuple[str, ...], lookup_tokens: int | None
+) -> SimulatedRequest | None:
     """None for a request whose recordings are not aligned with its text, where that matters."""
     if not isinstance(record, dict):
         raise ValueError("expected a JSON object")
     prompt, text = (_tokens(record, f"{kind}_token_ids") for kind in ("prompt", "generated"))
     recordings = {name: _lengths(record, PREFIX + name) for name in drafters}
-    if len(drafters) > 1 and any(len(lengths) != text for lengths in recordings.values()):
+    if len(drafters) > 1 and any(len(lengths) != len(text) for lengths in recordings.values()):
         return None
     output_len = min(len(lengths) for lengths in recordings.values())
     acceptable = {name: lengths - 1 for name, lengths in recordings.items()}
-    return SimulatedRequest(prompt, output_len, acceptable)
+    offered = {}
+    if lookup_tokens is not None and "ngram" in drafters:
+        offered["ngram"] = _matches(prompt, text, output_len, lookup_tokens)
+    return SimulatedRequest(len(prompt), output_len, acceptable, offered)
 
 
-def _tokens(record: dict[str, Any], field: str) -> int:
-    """How many token ids the field lists."""
+def _matches(prompt: list[int], text: list[int], output_len: int, num_tokens: int) -> Ints:
+    """[output_len]: MAX_ACCEPT_LEN where the last `num_tokens` tokens stand earlier, too, else 0.
+    Positions beyond the text have what the last one has."""
+    seen: set[tuple[int, ...]] = set()
+    known = prompt + text
+    offered = np.zeros(output_len, dtype=np.int64)
+    for end in range(num_tokens, len(known) + 1):
+        last = tuple(known[end - num_tokens : end])
+        if last in seen and end >= len(prompt):
+            offered[end - len(prompt) : end - len(prompt) + 1] = MAX_ACCEPT_LEN
+        seen.add(last)
+    offered[len(text) :] = offered[min(len(text), output_len) - 1]
+    return offered
+
+
+def _tokens(record: dict[str, Any], field: str) -> list[int]:
+    """The token ids that the field lists."""
     value = record.get(field)
     if not isinstance(value, list) or any(type(token) is not int for token in value):
         raise ValueError(f"{field}: expected a list of token ids")
     if any(token < 0 for token in value):
         raise ValueError(f"{field}: a token id is not negative")
-    return len(value)
+    return value
 
 
 def _lengths(record: dict[str, Any], field: str) -> Ints:

@@ -1,0 +1,1 @@
+"""Published measurements of speculation in serving, beside what the simulator makes of them."""
