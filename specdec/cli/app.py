@@ -15,6 +15,7 @@ from specdec.cli import (
     explain,
     generate,
     models,
+    plan,
     profile,
     serve,
     simulate,
@@ -64,5 +65,6 @@ app.command(epilog=audit.EXAMPLES)(audit.audit)
 app.command(epilog=profile.EXAMPLES)(profile.profile)
 app.command(epilog=theory.EXAMPLES)(theory.theory)
 app.command(epilog=simulate.EXAMPLES)(simulate.simulate)
+app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command(epilog=drift.EXAMPLES)(drift.drift)
 app.command(epilog=characterize.EXAMPLES)(characterize.characterize)

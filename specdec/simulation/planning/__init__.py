@@ -1,0 +1,1 @@
+"""How many replicas of which layout a load needs, from hardware numbers and acceptance."""
