@@ -4,7 +4,8 @@
 #   AUTHORITY  folder with tls.crt and tls.key of the authority (only this container has it)
 #   OUTPUT     folder that Ray's container reads: ca.crt, tls.crt, tls.key
 #   POD_IP     the pod's address
-#   ROLE, CLUSTER, NAMESPACE  by which the head is called; other roles need none of them
+#   ROLE       head, target or draft
+#   FQ_RAY_IP  the name of the head's service; the operator sets it in every init container
 set -euo pipefail
 umask 027
 
@@ -12,7 +13,7 @@ request="$(mktemp)"
 extensions="$(mktemp)"
 names="IP:$POD_IP,IP:127.0.0.1,DNS:localhost"
 if [[ "$ROLE" == head ]]; then # no other pod may pass for it
-    names+=",DNS:$CLUSTER-head-svc,DNS:$CLUSTER-head-svc.$NAMESPACE.svc.cluster.local"
+    names+=",DNS:$FQ_RAY_IP,DNS:${FQ_RAY_IP%%.*}"
 fi
 cat >"$extensions" <<EXTENSIONS
 subjectAltName=$names

@@ -16,6 +16,7 @@ from tests.kubernetes import (
     cluster,
     of_kind,
     only,
+    ray_service,
     rendered,
     serve_config,
     templates,
@@ -90,10 +91,11 @@ class TestIngress:
         head = {AUTOSCALER_METRIC_PORT, DASHBOARD_METRIC_PORT}
         assert admitted(overlay, role, MONITORING, {}) == own | head
 
-    def test_the_operator_reaches_the_heads_dashboard_and_proxy(self, overlay, role):
-        http = check_config(serve_config(overlay)).http_options.port
-        expected = {DEFAULT_DASHBOARD_PORT, http} if role == "head" else set()
+    def test_the_operator_reaches_the_heads_dashboard(self, overlay, role):
+        expected = {DEFAULT_DASHBOARD_PORT} if role == "head" else set()
         assert admitted(overlay, role, {}, OPERATOR) == expected
+        # Else it would look at the head's proxy, too.
+        assert ray_service(overlay)["spec"]["excludeHeadPodFromServeSvc"] is True
 
     def test_the_fleet_reaches_itself_on_every_port(self, overlay, role):
         peer = FLEET | {"specdec.io/role": "target"}

@@ -211,8 +211,9 @@ def test_the_authoritys_key_reaches_no_container_that_runs_a_model():
 
 def test_the_variables_of_tls_name_files_that_the_init_container_makes():
     made = {"tls.crt", "tls.key", "ca.crt"}
-    for template in templates("mtls").values():
-        ray = template["spec"]["containers"][0]
+    containers = [template["spec"]["containers"][0] for template in templates("mtls").values()]
+    # The operator makes a container of these options, beside the head's.
+    for ray in (*containers, cluster("mtls")["autoscalerOptions"]):
         variables = {item["name"]: item["value"] for item in ray["env"]}
         assert variables["RAY_USE_TLS"] == "1"
         (folder,) = [m["mountPath"] for m in ray["volumeMounts"] if m["name"] == "certificates"]
