@@ -23,6 +23,8 @@ from tests.kubernetes import (
 
 OPERATOR_MAX_NAME = 47
 WORKERS = ("target", "draft")
+# Time for a new node and its weights, the least that is of use.
+REPLACEMENT_S = 300
 
 
 def container(overlay: str, role: str) -> dict:
@@ -106,12 +108,14 @@ def test_a_stopping_pod_has_the_time_of_the_longest_stream(overlay):
     longest_s = GatewaySettings.model_validate(
         application(overlay)["args"].get("gateway", {})
     ).request_timeout_s
-    assert deployment(overlay, "Target")["graceful_shutdown_timeout_s"] >= longest_s
+    graceful_s = deployment(overlay, "Target")["graceful_shutdown_timeout_s"]
+    assert graceful_s >= longest_s
     for role in WORKERS:
         command = container(overlay, role)["lifecycle"]["preStop"]["exec"]["command"]
         assert command[:4] == ["python", "-m", "deployments.drain_node", "--deadline-s"]
         deadline_s = int(command[4])
-        assert deadline_s >= longest_s
+        # So long before the deadline Serve stops a replica, replaced or not.
+        assert deadline_s >= graceful_s + REPLACEMENT_S
         assert templates(overlay)[role]["spec"]["terminationGracePeriodSeconds"] >= deadline_s + 30
     # After an upgrade the old cluster serves to their end the streams that it began.
     assert ray_service(overlay)["spec"]["rayClusterDeletionDelaySeconds"] >= longest_s
