@@ -22,10 +22,14 @@ Manifest = dict[str, Any]
 @cache
 def rendered(overlay: str) -> tuple[Manifest, ...]:
     """All objects of an overlay; a skip where there is no kubectl to render them."""
+    return render(K8S / "overlays" / overlay)
+
+
+def render(folder: Path) -> tuple[Manifest, ...]:
+    """All objects of a kustomization."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl here, which renders the overlays")
-    folder = K8S / "overlays" / overlay
     ran = subprocess.run(
         [kubectl, "kustomize", str(folder)],
         capture_output=True,

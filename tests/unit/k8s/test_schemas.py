@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
 import pytest
+import yaml
 
 from tests.conftest import REPOSITORY
-from tests.kubernetes import K8S, OVERLAYS, of_kind, ray_service, rendered, templates, written
+from tests.kubernetes import (
+    K8S,
+    OVERLAYS,
+    of_kind,
+    only,
+    ray_service,
+    render,
+    rendered,
+    templates,
+    written,
+)
 
 RAYSERVICE_SCHEMA = REPOSITORY.parent / "shared" / "data" / "rayservice_v1.schema.json"
 KUBERNETES = "1.32"
+COMPONENTS = sorted(path.name for path in (K8S / "components").iterdir())
 # Kinds of others, of which no schema is installed: tests of their own look at what we use of them.
 FOREIGN = {
     "Certificate",
@@ -143,8 +156,24 @@ def test_a_misspelt_field_of_a_core_kind_is_refused():
         kubernetes_validate.validate(budget, KUBERNETES, strict=True)
 
 
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_component_can_be_put_on_the_smallest_overlay(component, tmp_path, ray_service_schema):
+    parts = {"resources": "overlays/cpu-demo", "components": f"components/{component}"}
+    kustomization = {
+        field: [os.path.relpath(K8S / path, tmp_path)] for field, path in parts.items()
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    manifests = render(tmp_path)
+    check(only(manifests, "RayService"), ray_service_schema)
+    for manifest in manifests:
+        if manifest["kind"] not in FOREIGN:
+            kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+    before = {(m["kind"], m["metadata"]["name"]) for m in rendered("cpu-demo")}
+    after = {(m["kind"], m["metadata"]["name"]) for m in manifests}
+    assert after != before or only(manifests, "RayService") != ray_service("cpu-demo")
+
+
 def test_every_component_is_used_or_an_alternative():
-    names = {path.parent.name for path in (K8S / "components").glob("*/kustomization.yaml")}
     text = "\n".join(path.read_text() for path in K8S.glob("overlays/*/kustomization.yaml"))
-    unused = {name for name in names if f"components/{name}\n" not in text}
+    unused = {name for name in COMPONENTS if f"components/{name}\n" not in text}
     assert unused == {"nginx-ingress"}  # in place of gateway-api
