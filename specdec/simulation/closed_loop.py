@@ -19,6 +19,7 @@ from specdec.simulation.rows import Rows
 from specdec.speculation.controller.interface import BatchState, Controller, StepResult
 
 WARM_UP_STEPS = 200
+LASTING_STEPS = 3
 
 
 @dataclass(slots=True)
@@ -65,26 +66,27 @@ class Switches:
     """Counts changes of what a policy decides for the batch: whether it drafts at all, and how deep
     the drafters go whose depth costs time.
 
-    A deeper or shallower single step between two alike is a probe or a baseline look, not a change:
-    a level counts once it has lasted two steps. K of one sequence, which follows its text where
-    depth costs nothing, is not a switch either.
+    A step or two that differ from those around them are a probe, tried again at once where it
+    succeeded, or a look at the baseline, not a change: a level counts once it has lasted
+    LASTING_STEPS. K of one sequence, which follows its text where depth costs nothing, is not a
+    switch either.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self._level: int | None = None
         self._candidate: int | None = None
+        self._num_steps = 0
 
     def observe(self, level: int) -> None:
-        if self._level is None:
-            self._level = level
-        elif level == self._level:
+        if level == self._level:
             self._candidate = None
-        elif level == self._candidate:
-            self.count += 1
+            return
+        self._num_steps = self._num_steps + 1 if level == self._candidate else 1
+        self._candidate = level
+        if self._level is None or self._num_steps >= LASTING_STEPS:
+            self.count += self._level is not None
             self._level, self._candidate = level, None
-        else:
-            self._candidate = level
 
 
 class ClosedLoop:
@@ -111,6 +113,11 @@ class ClosedLoop:
         self._switches = Switches()
         if isinstance(controller, Oracle):
             controller.foresee(self._rows, cost)
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Prompt and output tokens of all sequences."""
+        return self._rows.num_kv_tokens
 
     def run(self, num_steps: int, concurrency: int, result: LoopResult | None = None) -> LoopResult:
         """`num_steps` steps, added to `result` where one is given."""

@@ -24,6 +24,14 @@ MIN_OF_FIRST = 3
 TRUSTED = 8
 CELL_RATE = 0.05
 SURPRISE_WEIGHT = 10.0
+# While predictions are this far off on one side, in logarithms, the drift is under way, and what is
+# measured follows it. A line through that would take the one for the other, and a cell that took
+# part of it would stand out from the cells that are not visited.
+MAX_FIT_BIAS = 0.05
+# What drifts comes back: by this power of itself with each measurement, so that a time that lasts
+# becomes that of the cells that are visited, and the others are believed as they were measured.
+DRIFT_RETURN = 0.002
+REBASE_AFTER = 32
 DRIFT_RATE = 0.1
 LINE_WEIGHT = 4.0
 HALF_LIFE_STEPS = 512.0
@@ -84,10 +92,14 @@ class LatencyCurve:
         self.count = 0
         self.drift = 1.0
         self.relative_error = 0.0
+        self._bias = 0.0
         self._starts_at_zero = starts_at_zero
         self._sizes: list[int] = []
         self._cells: dict[int, _Cell] = {}
+        self._relative_slope = relative_slope
         self._fit = LineFit(relative_slope, starts_at_zero)
+        self._seeds: list[tuple[float, float, float]] = []
+        self._num_settled = 0
         self._knots: _Knots | None = None
         self._num_builds = 0
         self._moved = 0.0
@@ -140,6 +152,7 @@ class LatencyCurve:
         """Take up (x, y, seconds) that were measured at leisure, each the least of several runs."""
         for x, y, seconds in points:
             x = self._padded(x)
+            self._seeds.append((x, y, seconds))
             self.count += 1
             self._fit.add(x, y, seconds)
             cell = self._cells.setdefault(self._bucket(x), _Cell(x, y, seconds, 0.0, self.count))
@@ -147,6 +160,19 @@ class LatencyCurve:
             self._blend(cell, x, y, seconds, SEED_COUNT / cell.count)
         if self._cells:
             self._fit.keep_slopes()
+        self._knots = None
+
+    def _rebase(self) -> None:
+        """Take the drift that the first live steps showed for what sets this machine apart from the
+        one that was measured at leisure: it is here to stay."""
+        factor, self.drift = self.drift, 1.0
+        for cell in self._cells.values():
+            cell.seconds *= factor
+        self._fit = LineFit(self._relative_slope, self._starts_at_zero)
+        for x, y, seconds in self._seeds:
+            self._fit.add(x, y, factor * seconds)
+        self._fit.keep_slopes()
+        self._seeds.clear()
         self._knots = None
 
     def observe(self, x: float, y: float, seconds: float) -> None:
@@ -159,18 +185,24 @@ class LatencyCurve:
             seconds = self._follow_drift(x, y, seconds)
         self.count += 1
         normal = seconds / self.drift
-        self._fit.add(x, y, normal)
+        is_settled = abs(self._bias) < MAX_FIT_BIAS
+        self._num_settled = self._num_settled + 1 if is_settled else 0
+        if is_settled:
+            self._fit.add(x, y, normal)
         if cell is None:
             self._cells[bucket] = _Cell(x, y, normal, 1.0, self.count)
             self._knots = None
-        else:
+        elif is_settled or cell.count < TRUSTED:
             self._update(cell, x, y, normal)
+        if self._seeds and self._num_settled >= REBASE_AFTER:
+            self._rebase()
 
     def _follow_drift(self, x: float, y: float, seconds: float) -> float:
         expected = max(self.at(x, y), 1e-9)
         ratio = min(max(seconds / expected, 1 / MAX_SURPRISE), MAX_SURPRISE)
         self.relative_error += DRIFT_RATE * (abs(ratio - 1) - self.relative_error)
-        self.drift *= ratio**DRIFT_RATE
+        self._bias += DRIFT_RATE * (math.log(ratio) - self._bias)
+        self.drift *= ratio**DRIFT_RATE * self.drift**-DRIFT_RETURN
         return ratio * expected
 
     def _update(self, cell: _Cell, x: float, y: float, seconds: float) -> None:

@@ -99,9 +99,9 @@ def test_verification_advances_by_what_agrees_and_one():
 
 def test_switches_are_levels_that_last():
     switches = Switches()
-    for level in [3, 3, 4, 3, 3, 0, 3, 5, 5, 5, -1, -1, 5, -1, -1]:
+    for level in [3, 3, 3, 4, 4, 3, 3, 0, 3, 5, 5, 5, -1, -1, -1, 5, -1, -1]:
         switches.observe(level)
-    # 4 and 0 lasted one step each; 5 lasted, then -1, and the 5 between was a single look.
+    # 4 lasted two steps and 0 one; 5 lasted, then -1, and the 5 between was a single look.
     assert switches.count == 2
 
 

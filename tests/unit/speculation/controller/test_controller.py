@@ -212,7 +212,8 @@ def test_guard_stops_what_the_estimates_get_wrong() -> None:
     world.run_s = stalls
     world.steps(3000)  # until cool-downs have doubled to longer than it takes to be sure again
     assert float(control.snapshot()["guard_trips"]) >= 3
-    assert late_mean(world, 1, 1000) < 1
+    drafted = [k > 0 for k in world.ks[1][-1000:]]
+    assert sum(drafted) < 250
 
 
 def test_finished_and_foreign_outcomes_are_taken_without_a_plan() -> None:

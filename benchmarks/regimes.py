@@ -1,0 +1,194 @@
+"""How the controller follows sudden changes, and what a bad drafter or a wrong profile costs.
+
+    python -m benchmarks.regimes [--seeds 40]
+
+Virtual time, step times of Llama-3.1-8B with an EAGLE head (arXiv 2601.11580); about five minutes.
+Acceptance of every draft token alone is drawn with a chance that changes while requests run. Prints
+
+- recovery: steps from a change until expected goodput stays within 2 % of that of
+  the right K; apart for falls, for the way back from k = 0, and for a step of the load;
+- flapping: changes of K in 1000 steps where speculation is worth exactly what it costs;
+- guard: goodput over that without speculation in five minutes of virtual time, for a drafter of
+  which nothing is accepted, and for starts from times that are three times too long or too short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.measure import verdict
+from specdec.config import SpeculationConfig
+from specdec.simulation.closed_loop import ClosedLoop, LoopResult
+from specdec.simulation.costs import Llama8B
+from specdec.simulation.requests import SimulatedRequest
+from specdec.speculation.controller import CostSeed, DraftPoint, GoodputController, ProfilePoint
+
+DRAFTER, MAX_K, CONTEXT = "eagle", 16, 400
+OUTPUT_LEN = 600
+WINDOW, WITHIN = 20, 0.98
+SETTLE, OBSERVED = 300, 200
+GUARD_S = 300.0
+
+
+class Regime:
+    """Chance that a draft token is accepted, changed from outside; numbers drawn when asked."""
+
+    def __init__(self, alpha: float, seed: int) -> None:
+        self.alpha = alpha
+        self._draws = np.random.default_rng(seed)
+
+    def __getitem__(self, position: int) -> int:
+        if self.alpha <= 0:
+            return 0
+        return min(int(self._draws.geometric(1 - self.alpha)) - 1, 64)
+
+    def requests(self) -> Iterator[SimulatedRequest]:
+        """Endless ones, all under this regime."""
+        acceptable: Mapping[str, Regime] = {DRAFTER: self}
+        while True:
+            yield SimulatedRequest(CONTEXT, OUTPUT_LEN, acceptable)  # type: ignore[arg-type]
+
+
+def loop_of(regime: Regime, controller: GoodputController | None = None) -> ClosedLoop:
+    limits = SpeculationConfig(max_num_speculative_tokens=MAX_K)
+    control = controller or GoodputController(limits)
+    return ClosedLoop(control, Llama8B(), regime.requests(), (DRAFTER,), MAX_K)
+
+
+def speed(alpha: float, ks: Mapping[int, int], batch: int, num_kv_tokens: float) -> float:
+    """Expected tokens per second of steps in which this many sequences got each k (Leviathan's
+    formula 1 on these times): what is drawn by chance has no part in it."""
+    cost, steps = Llama8B(), sum(ks.values()) / batch
+    tokens = sum(count * sum(alpha**j for j in range(k + 1)) for k, count in ks.items()) / steps
+    drafted = sum(k * count for k, count in ks.items()) / steps
+    seconds = cost.run_s(round(batch + drafted), round(num_kv_tokens))
+    depth = max(ks)
+    seconds += cost.propose_s({DRAFTER: (depth, round(drafted))}) if depth else 0.0
+    return tokens / seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What holds from a moment on."""
+
+    alpha: float
+    batch: int
+
+    def best(self, num_kv_tokens: float) -> float:
+        """Expected tokens per second at the best K of all."""
+        return max(
+            speed(self.alpha, {k: self.batch}, self.batch, num_kv_tokens) for k in range(MAX_K + 1)
+        )
+
+
+def recovery(before: Phase, after: Phase, seeds: int, first: Phase | None = None) -> int:
+    """Steps after the change until, in the mean over seeds, expected goodput stays within 2 % of
+    that of the right K, over every WINDOW steps."""
+    shares = np.zeros((seeds, OBSERVED))
+    for seed in range(seeds):
+        regime = Regime((first or before).alpha, seed)
+        loop = loop_of(regime)
+        if first:
+            loop.run(SETTLE, first.batch)
+        regime.alpha = before.alpha
+        loop.run(SETTLE, before.batch)
+        regime.alpha = after.alpha
+        for step in range(OBSERVED):
+            result = loop.run(1, after.batch)
+            kv = loop.num_kv_tokens
+            reached = speed(after.alpha, result.steps_by_k, after.batch, kv)
+            shares[seed, step] = reached / after.best(kv)
+    windows = shares.mean(axis=0).reshape(-1, WINDOW).mean(axis=1)
+    slow = np.flatnonzero(windows < WITHIN)
+    return WINDOW * (int(slow[-1]) + 1 if len(slow) else 0)
+
+
+def flapping(batch: int, seeds: int) -> float:
+    """Changes of K in 1000 steps where one draft token is worth just what it costs."""
+    cost = Llama8B()
+    kv = batch * (CONTEXT + 500)
+    plain_s = cost.run_s(batch, kv)
+    drafted_s = cost.run_s(2 * batch, kv) + cost.propose_s({DRAFTER: (1, batch)})
+    changes, steps = 0, 0
+    for seed in range(max(seeds // 4, 1)):
+        loop = loop_of(Regime(drafted_s / plain_s - 1, seed))
+        loop.run(SETTLE, batch)
+        result = loop.run(1000, batch)
+        changes, steps = changes + result.num_switches, steps + result.num_steps
+    return 1000 * changes / steps
+
+
+def against_off(regime: Regime, batch: int, controller: GoodputController | None = None) -> float:
+    """Goodput in GUARD_S seconds over that of plain steps at the same KV lengths, start and all."""
+    loop, result, plain_s = loop_of(regime, controller), LoopResult(), 0.0
+    while loop.now_s < GUARD_S:
+        kv, committed = loop.num_kv_tokens, result.num_committed
+        loop.run(1, batch, result)
+        plain_s += Llama8B().run_s(batch, kv) * (result.num_committed - committed) / batch
+    return plain_s / result.seconds
+
+
+def seeded(factor_run: float, factor_draft: float, batch: int) -> GoodputController:
+    """A controller that starts from a profile whose times are wrong by these factors."""
+    cost = Llama8B()
+    kv = batch * CONTEXT
+    counts = [round(2 ** (i / 8)) for i in range(8 * 12)]
+    steps = [ProfilePoint(n, kv, factor_run * cost.run_s(n, kv)) for n in dict.fromkeys(counts)]
+    rounds = [
+        DraftPoint(batch, k, factor_draft * cost.propose_s({DRAFTER: (k, k * batch)}))
+        for k in (1, 2, 4, 8, 16)
+    ]
+    controller = GoodputController(SpeculationConfig(max_num_speculative_tokens=MAX_K))
+    controller.seed(CostSeed(steps=tuple(steps), drafts={DRAFTER: tuple(rounds)}))
+    return controller
+
+
+def print_recovery(seeds: int) -> None:
+    print(f"steps until within 2 % of the right K's goodput, {seeds} seeds together")
+    good, bad = 0.8, 0.1
+    for batch in (4, 32):
+        fall = recovery(Phase(good, batch), Phase(bad, batch), seeds)
+        print(verdict(f"acceptance 0.8 -> 0.1, {batch} sequences", fall, 50, at_least=False))
+        back = recovery(Phase(bad, batch), Phase(good, batch), seeds, Phase(good, batch))
+        name = f"acceptance 0.1 -> 0.8 (back from k = 0), {batch} sequences"
+        print(verdict(name, back, 50, at_least=False))
+    for before, after in ((4, 128), (128, 4)):
+        steps = recovery(Phase(0.6, before), Phase(0.6, after), seeds)
+        print(verdict(f"load {before} -> {after} sequences", steps, 50, at_least=False))
+
+
+def print_guard(seeds: int) -> None:
+    print("K changes in 1000 steps where drafting pays just what it costs")
+    for batch in (4, 32):
+        changes = flapping(batch, seeds)
+        print(verdict(f"{batch} sequences", changes, 10, at_least=False))
+    print("goodput over that without speculation, five minutes of virtual time")
+    for batch in (1, 32):
+        print(
+            verdict(f"nothing accepted, {batch} sequences", against_off(Regime(0, 0), batch), 0.98)
+        )
+        for factor_run, factor_draft in ((3, 3), (1 / 3, 1 / 3), (1, 3), (1, 1 / 3), (3, 1)):
+            control = seeded(factor_run, factor_draft, batch)
+            name = f"step x{factor_run:.2g}, draft x{factor_draft:.2g}, {batch} sequences"
+            print(verdict(name, against_off(Regime(0.3, 0), batch, control), 0.98))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=40)
+    arguments = parser.parse_args()
+    parts: tuple[Callable[[int], None], ...] = (print_recovery, print_guard)
+    for part in parts:
+        part(arguments.seeds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
