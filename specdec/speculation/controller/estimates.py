@@ -30,6 +30,8 @@ class Estimates:
     def survival(self, step: PlannedStep) -> Floats:
         """[sequences, max_k]: that the first j draft tokens are all accepted, by the drafter that
         each sequence has; zeros where it has none."""
+        if len(step.drafters) == 1 and step.max_k.all():
+            return self._of(step.drafters[0], step.sequences)
         survival = np.zeros((len(step.max_k), self._max_k))
         for index, drafter in enumerate(step.drafters):
             rows = np.flatnonzero((step.drafter == index) & (step.max_k > 0))
@@ -48,8 +50,11 @@ class Estimates:
     def _of(self, drafter: str, sequences: SequenceOf[SequenceState]) -> Floats:
         seq_ids = [sequence.seq_id for sequence in sequences]
         classes = [sequence.label for sequence in sequences]
-        told = [sequence.confidence.get(drafter, math.nan) for sequence in sequences]
-        survival = self._acceptance.survival(drafter, seq_ids, classes, np.array(told))
+        confidence = None
+        if any(sequence.confidence for sequence in sequences):
+            told = [sequence.confidence.get(drafter, math.nan) for sequence in sequences]
+            confidence = np.array(told)
+        survival = self._acceptance.survival(drafter, seq_ids, classes, confidence)
         return survival * self._delivered[drafter]
 
     def is_known(self, drafter: str) -> NDArray[np.bool_]:
