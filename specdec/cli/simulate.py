@@ -106,7 +106,7 @@ def simulate(
         from specdec.cli import simulate_service
 
         if ramp is not None:
-            raise ConfigError("ramp: with --duration, use --arrivals ramp:A:B", field="ramp")
+            raise ConfigError("ramp: with --duration, use --arrivals ramp:R1:R2", field="ramp")
         simulate_service.run(service, requests, DRAFTERS[drafter], facts, names, plot, as_json)
     else:
         if arrivals is not None:

@@ -97,8 +97,8 @@ ArrivalsOption = Annotated[
     typer.Option(
         "--arrivals",
         metavar="LAW",
-        help="poisson:RATE, bursts:LOW:HIGH:PERIOD, ramp:A:B[:C...], day:LOW:HIGH, in requests/s. "
-        "Default: a closed loop of --concurrency clients for each target.",
+        help="poisson:RATE, bursts:LOW:HIGH:PERIOD, ramp:R1:R2[:R3...], day:LOW:HIGH, in requests "
+        "per second. Default: a closed loop of --concurrency clients for each target.",
         rich_help_panel=SERVICE,
     ),
 ]

@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
 
+from specdec.simulation.costs import Llama8B
 from specdec.simulation.policies import policy_setting
 from specdec.simulation.reproduction.cells import LIMITS, WARM_UP_LIVES
 from specdec.simulation.reproduction.machines import machine
@@ -122,7 +123,8 @@ def tree_verdict(rows: SequenceOf[TreeRow]) -> dict[str, bool]:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCurve:
-    """A curve of Llama-3.1-8B beside its recordings played at BATCHES: nothing is fitted."""
+    """A curve of Llama-3.1-8B beside its recordings played at BATCHES: nothing is fitted. The
+    machine is the one whose coefficients the authors measured, not the one that fits the curves."""
 
     curve: Curve
     simulated: tuple[float, ...]
@@ -157,16 +159,16 @@ def _recorded_speedup(
 ) -> float:
     goodputs = []
     for name, tokens in ((f"fixed:{curve.k}", 2.0), ("off", 1.0)):
-        of = machine(curve.model, curve.dataset)
         drafting = Drafting(curve.drafter, curve.k) if tokens > 1 else NONE
-        step_s = step_time(of, curve.dataset, batch, drafting, tokens).total_s
+        alike = machine(curve.model, curve.dataset)
+        step_s = step_time(alike, curve.dataset, batch, drafting, tokens).total_s
         mean_len = sum(request.output_len for request in requests) / len(requests)
         life_s = mean_len / tokens * step_s
         seconds = max(2 * life_s, MIN_TOKENS / batch / tokens * step_s)
         service = Service(
             requests,
             (curve.drafter,),
-            of,
+            Llama8B(),
             batch,
             max_k=curve.k,
             limits=LIMITS,

@@ -17,7 +17,7 @@ from specdec.errors import ConfigError
 DAY_S = 86_400.0
 BURST_SHARE = 0.2
 QUIETEST_S = 4 * 3600.0
-FORMS = "poisson:RATE, bursts:LOW:HIGH:PERIOD, ramp:A:B[:C...], day:LOW:HIGH"
+FORMS = "poisson:RATE, bursts:LOW:HIGH:PERIOD, ramp:R1:R2[:R3...], day:LOW:HIGH"
 
 
 @dataclass(frozen=True, slots=True)
