@@ -15,7 +15,7 @@ from specdec.simulation.costs import StepCost
 from specdec.simulation.oracle import Oracle
 from specdec.simulation.policies import LOCAL_DRAFTERS
 from specdec.simulation.requests import Ints, SimulatedRequest
-from specdec.simulation.rows import Rows
+from specdec.simulation.rows import Rows, asked_of
 from specdec.speculation.controller.interface import BatchState, Controller, StepResult
 
 WARM_UP_STEPS = 200
@@ -138,7 +138,7 @@ class ClosedLoop:
         drafter_of = self._choose(state)
         planned = self.controller.plan(state)
         num_drafted = np.array(planned, dtype=np.int64)
-        asked = _asked(drafter_of, planned)
+        asked = asked_of(drafter_of, planned)
         propose_s = self._cost.propose_s(asked)
         num_tokens = len(rows) + int(num_drafted.sum())
         run_s = self._cost.run_s(num_tokens, num_kv_tokens)
@@ -189,16 +189,6 @@ class ClosedLoop:
         for k, count in enumerate(np.bincount(drafted).tolist()):
             if count:
                 result.steps_by_k[k] = result.steps_by_k.get(k, 0) + count
-
-
-def _asked(drafter_of: list[str | None], planned: list[int]) -> dict[str, tuple[int, int]]:
-    """drafter -> (deepest k, draft tokens), for those that draft anything."""
-    asked: dict[str, tuple[int, int]] = {}
-    for drafter, k in zip(drafter_of, planned, strict=True):
-        if drafter is not None and k > 0:
-            depth, tokens = asked.get(drafter, (0, 0))
-            asked[drafter] = (max(depth, k), tokens + k)
-    return asked
 
 
 def _level(asked: dict[str, tuple[int, int]]) -> int:

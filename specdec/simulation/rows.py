@@ -167,3 +167,13 @@ class Rows:
         self.requests = [self.requests[row] for row in kept]
         self.positions, self._lens = self.positions[kept], self._lens[:, kept]
         return ids
+
+
+def asked_of(drafter_of: SequenceOf[str | None], ks: SequenceOf[int]) -> dict[str, tuple[int, int]]:
+    """drafter -> (deepest k, draft tokens), for those that draft anything."""
+    asked: dict[str, tuple[int, int]] = {}
+    for drafter, k in zip(drafter_of, ks, strict=True):
+        if drafter is not None and k > 0:
+            depth, tokens = asked.get(drafter, (0, 0))
+            asked[drafter] = (max(depth, k), tokens + k)
+    return asked

@@ -15,7 +15,7 @@ import numpy as np
 from specdec.simulation.costs import StepCost
 from specdec.simulation.policies import LOCAL_DRAFTERS
 from specdec.simulation.requests import Ints, SimulatedRequest
-from specdec.simulation.rows import Outcome, Rows
+from specdec.simulation.rows import Outcome, Rows, asked_of
 from specdec.simulation.service.admission import Admission, Chunks, Job, Limits
 from specdec.simulation.service.drafts import NAME as APART
 from specdec.simulation.service.drafts import DraftLink
@@ -191,7 +191,7 @@ class TargetReplica:
         return max(min(budget, limits.kv_capacity_tokens - held - num_rows), 0)
 
     def _propose(self, step: _Step) -> None:
-        asked = _asked(step.drafter_of, step.ks)
+        asked = asked_of(step.drafter_of, step.ks.tolist())
         apart = asked.pop(APART, None) if self._link is not None else None
         step.drafted = self._rows.offered(step.drafter_of, step.ks)
         step.beside_s = {name: self._cost.propose_s({name: each}) for name, each in asked.items()}
@@ -307,13 +307,3 @@ def _granted(planned: SequenceOf[int], room: int) -> Ints:
     before = np.concatenate(([0], ks.cumsum()[:-1])) if len(ks) else ks
     granted: Ints = np.clip(room - before, 0, ks)
     return granted
-
-
-def _asked(drafter_of: SequenceOf[str | None], ks: Ints) -> dict[str, tuple[int, int]]:
-    """drafter -> (deepest k, draft tokens), for those that draft anything."""
-    asked: dict[str, tuple[int, int]] = {}
-    for drafter, k in zip(drafter_of, ks.tolist(), strict=True):
-        if drafter is not None and k > 0:
-            depth, tokens = asked.get(drafter, (0, 0))
-            asked[drafter] = (max(depth, k), tokens + k)
-    return asked
