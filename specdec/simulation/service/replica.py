@@ -227,8 +227,8 @@ class TargetReplica:
         rows = self._rows
         scores = rows.scores()
         outcome = rows.verify(step.drafter_of, step.drafted)
-        self._observe(step, run_s, outcome, scores)
         prefilled = self._admission.advance(step.chunks)
+        self._observe(step, run_s, outcome, scores, prefilled)
         self._count(step, outcome, len(prefilled))
         for seq_id in rows.drop(outcome.finished):
             self._finish(self._jobs.pop(seq_id))
@@ -236,8 +236,14 @@ class TargetReplica:
         self._begin_soon()
 
     def _observe(
-        self, step: _Step, run_s: float, outcome: Outcome, scores: dict[str, Ints]
+        self,
+        step: _Step,
+        run_s: float,
+        outcome: Outcome,
+        scores: dict[str, Ints],
+        prefilled: SequenceOf[Job],
     ) -> None:
+        now_s = self._events.now_s
         results = self._rows.results(step.drafter_of, step.planned, step.drafted, outcome, scores)
         self.controller.observe(
             StepResult(
@@ -246,10 +252,13 @@ class TargetReplica:
                 num_kv_tokens=step.num_kv_tokens,
                 propose_s=step.propose_s + (step.wait_s or 0.0),
                 run_s=run_s,
-                step_s=self._events.now_s - step.started_s,
+                step_s=now_s - step.started_s,
                 sequences=results,
-                now_s=self._events.now_s,
+                now_s=now_s,
                 timings=self._timings(step),
+                first_tokens_s=tuple(
+                    now_s - job.arrived_s for job in prefilled if job.first_token_s is None
+                ),
             )
         )
 

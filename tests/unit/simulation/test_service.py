@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from specdec.simulation.policies import policy_setting
 from specdec.simulation.service.admission import Admission, Job, Limits
 from specdec.simulation.service.arrivals import poisson
 from specdec.simulation.service.fleet import Fleet, Stretch
+from specdec.speculation.baselines import FixedPolicy
+from specdec.speculation.controller.interface import StepResult
 from tests.unit.simulation.simulated import request
 from tests.unit.simulation.steady_service import record, service
 
@@ -93,3 +97,33 @@ def test_admission_never_holds_more_than_fits():
         assert chunks.parts or decoding
         decoding += admission.advance(chunks)
         decoding = decoding[1:]
+
+
+def test_the_controller_hears_what_the_engine_would_tell_it():
+    """Step times, prompts, waits and first tokens, on the request that is reckoned step by step."""
+
+    class Listener(FixedPolicy):
+        heard: ClassVar[list[StepResult]] = []
+
+        def observe(self, result):
+            self.heard.append(result)
+            super().observe(result)
+
+    one = request(100, draft=[9, 1, 9, 0, 2, 9, 9, 2])
+    of = service([one], 1, limits=Limits(max_num_batched_tokens=64))
+    fleet = Fleet(of, policy_setting("off", ("draft",), 4), Stretch(0, 0, 0.055), 0)
+    fleet.targets[0].controller = Listener(2, 4, 0.25)
+    fleet.run()
+    prompt, rest, decode, *_ = Listener.heard
+    assert (prompt.num_tokens, prompt.num_prefill_tokens, prompt.num_kv_tokens) == (64, 64, 0)
+    assert (rest.num_tokens, rest.num_prefill_tokens, rest.num_kv_tokens) == (36, 36, 64)
+    assert prompt.first_tokens_s == ()
+    assert rest.first_tokens_s == pytest.approx((0.020,))
+    assert decode.first_tokens_s == ()
+    assert (decode.num_tokens, decode.num_kv_tokens) == (3, 101)
+    assert (decode.propose_s, decode.run_s, decode.step_s) == pytest.approx((0.002, 0.010, 0.012))
+    (timing,) = decode.timings
+    assert (timing.drafter, timing.draft_s, timing.waited_s) == ("draft", 0.002, 0.002)
+    (result,) = decode.sequences
+    assert (result.planned_k, result.num_draft_tokens) == (2, 2)
+    assert (result.num_accepted_tokens, result.num_committed_tokens) == (1, 2)
