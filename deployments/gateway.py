@@ -21,7 +21,14 @@ from deployments.gateway_service import GatewayService
 from deployments.grpc_handlers import GrpcHandlers
 from deployments.http_handlers import HttpHandlers
 from deployments.logs import join_serve_log
+from deployments.openai_requests import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
 from deployments.openai_responses import error_body
+from deployments.openapi import json_body
 from deployments.prompts import Prompter
 from deployments.settings import AppSettings
 from deployments.target_client import TargetClient
@@ -70,40 +77,49 @@ class Gateway:
         self._http = HttpHandlers(service)
         self._grpc = GrpcHandlers(service)
 
-    @http_app.post("/v1/completions")
+    @http_app.post("/v1/completions", openapi_extra=json_body(CompletionBody))
     async def http_completions(self, request: Request) -> Response:
+        """Continue prompts."""
         return await self._http.completions(request)
 
-    @http_app.post("/v1/chat/completions")
+    @http_app.post("/v1/chat/completions", openapi_extra=json_body(ChatBody))
     async def http_chat(self, request: Request) -> Response:
+        """Answer a conversation."""
         return await self._http.chat(request)
 
     @http_app.get("/v1/models")
     async def http_models(self, request: Request) -> Response:
+        """List the served model."""
         return await self._http.models(request)
 
     @http_app.get("/v1/models/{name:path}")
     async def http_model(self, request: Request, name: str) -> Response:
+        """Describe the served model: context, drafters, limits."""
         return await self._http.model(request, name)
 
-    @http_app.post("/tokenize")
+    @http_app.post("/tokenize", openapi_extra=json_body(TokenizeBody))
     async def http_tokenize(self, request: Request) -> Response:
+        """Turn a prompt or a conversation into token ids."""
         return await self._http.tokenize(request)
 
-    @http_app.post("/detokenize")
+    @http_app.post("/detokenize", openapi_extra=json_body(DetokenizeBody))
     async def http_detokenize(self, request: Request) -> Response:
+        """Turn token ids into text."""
         return await self._http.detokenize(request)
 
     @http_app.get("/health")
     async def http_health(self) -> Response:
+        """Generate one token: 200 means that the target answers."""
         return await self._http.health()
 
     @http_app.get("/metrics")
     async def http_metrics(self) -> Response:
+        """The whole fleet's metrics, as Prometheus text."""
         return await self._http.metrics()
 
     @http_app.get("/version")
     async def http_version(self) -> Response:
+        """Tell the version of specdec."""
         return self._http.version()
 
     # The names below are those of specdec.v1.InferenceService, since Serve looks them up; the
