@@ -178,3 +178,37 @@ def test_bad_services_are_named_and_nothing_is_printed(words, named):
     assert result.exit_code == 2
     assert named in result.stderr
     assert not result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["1234.5678"], "reproduce: only 2601.11580 is known"),
+        (["2601.11580", "--trace", "other.jsonl"], "the name of other.jsonl tells no data set"),
+        (["2601.11580", "--trace", "missing_cnn.jsonl"], "cannot read missing_cnn.jsonl"),
+        (["2601.11580", "--seed", "-1"], "seed must be between 0"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_named(words, named):
+    result = invoke("--json", "--reproduce", *words)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert not result.stdout
+
+
+@pytest.mark.slow
+def test_a_reproduction_prints_every_cell(monkeypatch):
+    from specdec.simulation.reproduction import cells
+
+    monkeypatch.setattr(cells, "SPEEDUPS", cells.SPEEDUPS[:1])
+    report = json.loads(invoke("--json", "--reproduce", "2601.11580").stdout)
+    (curve,) = report["speedups"]
+    for published, simulated, error in zip(
+        curve["published"], curve["simulated"], curve["error"], strict=True
+    ):
+        assert error == pytest.approx(simulated / published - 1, abs=1e-3)
+    assert len(report["shares"]) == 44
+    assert len(report["trees"]) == 24
+    assert len(report["flaws_not_repeated"]) == 5
+    text = invoke("--reproduce", "2601.11580").stdout
+    assert "every chain is faster: yes" in text
