@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,10 @@ from typing import Any, TypeVar
 from specdec.errors import ConfigError
 
 FORMAT = 1
+# Beyond these a number is a slip of the pen, and its square is no number any more.
+MAX_COUNT = 2**40
+MIN_SECONDS, MAX_SECONDS = 1e-9, 86_400.0
+MAX_SHOWN = 60
 
 Record = TypeVar("Record", "ProfileKey", "ProfilePoint", "DraftPoint")
 
@@ -109,7 +112,7 @@ def read_profiles(path: Path) -> tuple[ModelProfile, ...]:
         return _content(content)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the profile {path}: {error}", field="profile") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"profile {path}: not JSON: {error}", field="profile") from error
     except _BadField as fault:
         raise ConfigError(f"profile {path}: {fault}", field="profile") from None
@@ -170,7 +173,7 @@ def _content(content: Any) -> tuple[ModelProfile, ...]:
     _names(content, ("format", "profiles"), "")
     if content["format"] != FORMAT:
         raise _BadField(
-            f"format: this version reads {FORMAT}, got {content['format']!r}; "
+            f"format: this version reads {FORMAT}, got {_shown(content['format'])}; "
             "run specdec profile again"
         )
     profiles = _list(content["profiles"], "profiles")
@@ -206,28 +209,38 @@ def _value(member: Field[Any], value: Any, where: str) -> str | int | float:
         case "str":
             if isinstance(value, str) and value:
                 return value
-            raise _BadField(f"{name}: must be a text, got {value!r}")
+            raise _BadField(f"{name}: must be a text, got {_shown(value)}")
         case "int":
-            if type(value) is int and value >= 0:
+            if type(value) is int and 0 <= value <= MAX_COUNT:
                 return value
-            raise _BadField(f"{name}: must be a whole number, 0 or more, got {value!r}")
+            raise _BadField(
+                f"{name}: must be a whole number, 0 to {MAX_COUNT}, got {_shown(value)}"
+            )
         case _:
-            if type(value) in (int, float) and math.isfinite(value) and value > 0:
+            if type(value) in (int, float) and MIN_SECONDS <= value <= MAX_SECONDS:
                 return float(value)
-            raise _BadField(f"{name}: must be a finite number above 0, got {value!r}")
+            raise _BadField(
+                f"{name}: must be a number of seconds, {MIN_SECONDS:g} to {MAX_SECONDS:g}, "
+                f"got {_shown(value)}"
+            )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _sizes(value: Any, where: str) -> tuple[int, ...]:
     sizes = _list(value, where)
-    rising = all(type(size) is int and size > 0 for size in sizes) and sizes == sorted(set(sizes))
-    if not rising:
-        raise _BadField(f"{where}: must be rising whole numbers above 0, got {sizes!r}")
+    known = all(type(size) is int and 0 < size <= MAX_COUNT for size in sizes)
+    if not known or sizes != sorted(set(sizes)):
+        raise _BadField(f"{where}: must be rising whole numbers above 0, got {_shown(sizes)}")
     return tuple(sizes)
 
 
 def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise _BadField(f"{where}: must be a list, got {value!r}")
+        raise _BadField(f"{where}: must be a list, got {_shown(value)}")
     return value
 
 

@@ -95,8 +95,19 @@ def step(**changes):
         (document() | {"format": 2}, "format: this version reads 1, got 2"),
         (document() | {"more": 1}, "more: unknown; known are format, profiles"),
         (document(steps={}), r"profiles\[0\].steps: must be a list"),
-        (document(steps=step(seconds=-1)), r"steps\[0\].seconds: must be a finite number above 0"),
-        (document(steps=step(seconds=float("nan"))), r"steps\[0\].seconds: must be a finite"),
+        (
+            document(steps=step(seconds=-1)),
+            r"steps\[0\].seconds: must be a number of seconds, 1e-09",
+        ),
+        (document(steps=step(seconds=float("nan"))), r"steps\[0\].seconds: must be a number"),
+        (document(steps=step(seconds=1e300)), r"steps\[0\].seconds: must be .* to 86400"),
+        (document(steps=step(seconds=10**350)), r"seconds: must be .* got 1000.*\.\.\.$"),
+        (
+            document(steps=step(num_kv_tokens=10**30)),
+            r"num_kv_tokens: must be .* 0 to 1099511627776",
+        ),
+        (document(drafts=[{"num_sequences": 1, "depth": 2**60, "seconds": 1}]), r"depth: must be"),
+        (document(graph_sizes=[1, 2**63]), r"graph_sizes: must be rising"),
         (document(steps=step(num_tokens=1.5)), r"steps\[0\].num_tokens: must be a whole number"),
         (document(steps=step(num_kv_tokens=True)), r"num_kv_tokens: must be a whole number"),
         (document(drafts=step()), r"drafts\[0\].num_sequences: is missing"),
@@ -116,6 +127,10 @@ def test_what_is_no_json_and_no_file_is_said(tmp_path):
     (tmp_path / "p.json").write_text("{")
     with pytest.raises(ConfigError, match="not JSON"):
         read_profiles(tmp_path / "p.json")
+    for text in ("[" * 100_000, '{"format": ' + "9" * 5000 + "}"):
+        (tmp_path / "p.json").write_text(text)
+        with pytest.raises(ConfigError, match="not JSON"):
+            read_profiles(tmp_path / "p.json")
     with pytest.raises(ConfigError, match="cannot read"):
         read_profiles(tmp_path / "none.json")
     with pytest.raises(ConfigError, match="cannot write"):
