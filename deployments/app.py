@@ -7,12 +7,14 @@
 # it finds the class itself beside the builder's parameter, not its name.
 from typing import Any
 
+import ray
 from ray import serve
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from deployments.draft import Draft
+from deployments.fleet_ledger import LEDGER_ACTOR, FleetLedger
 from deployments.gateway import Gateway
 from deployments.settings import AppSettings, RankResources, demo_settings
 from deployments.target import Target
@@ -33,6 +35,13 @@ def build(args: AppSettings) -> serve.Application:
         max_ongoing_requests=UNLIMITED_REQUESTS,
         ray_actor_options={"num_cpus": 0.5},
         logging_config=QUIET,
+        deployment_actors=[
+            DeploymentActorConfig(
+                name=LEDGER_ACTOR,
+                actor_class=ray.remote(FleetLedger),
+                actor_options={"num_cpus": 0},
+            )
+        ],
     )(Gateway)
     return gateway.bind(args, target)
 

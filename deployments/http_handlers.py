@@ -17,8 +17,8 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from deployments.fleet_metrics import FleetMetrics
 from deployments.gateway_service import GatewayService, new_request_id
-from deployments.metrics import exposition
 from deployments.openai_choices import ChatWriter, CompletionWriter, Writer
 from deployments.openai_requests import (
     ChatBody,
@@ -74,6 +74,7 @@ class HttpHandlers:
 
     def __init__(self, service: GatewayService) -> None:
         self._service = service
+        self._fleet = FleetMetrics(service.target, service.model)
 
     # -- generation ----------------------------------------------------------------------------
 
@@ -276,8 +277,7 @@ class HttpHandlers:
         return Response(status_code=200)
 
     async def metrics(self) -> Response:
-        described = await self._service.target.describe_all()
-        text = exposition(self._service.model, described)
+        text = await self._fleet.text()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def version(self) -> Response:

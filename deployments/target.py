@@ -22,10 +22,11 @@ from deployments.explanations import ReplicaExplanations
 from deployments.logs import join_serve_log
 from deployments.membership import Membership
 from deployments.ranks import build_rank_executor
+from deployments.ray_metrics import RayMetrics
 from deployments.settings import RankResources
 from specdec.config import EngineConfig
 from specdec.engine.async_engine import AsyncEngine
-from specdec.engine.builder import build_engine
+from specdec.engine.builder import build_engine, model_name
 from specdec.engine.counters import EngineCounters, EngineStats
 from specdec.engine.draft_builder import token_strings
 from specdec.engine.engine import Engine
@@ -70,6 +71,7 @@ class Target:
     # Serve calls __del__ also where the constructor failed.
     _engine: AsyncEngine | None = None
     _membership: Membership | None = None
+    _publishing: asyncio.Task[None] | None = None
 
     async def __init__(
         self,
@@ -88,6 +90,8 @@ class Target:
             self._membership = Membership(draft, self._replica_id, self._remote.set_members)
             await self._membership.refresh()
             self._membership.start()
+        published = RayMetrics(model_name(config.target))
+        self._publishing = asyncio.create_task(published.run(self.describe))
         logger.info("target %s serves %s", self._replica_id, config.target.model)
 
     def _build(self, with_draft: bool) -> Engine:
@@ -179,6 +183,8 @@ class Target:
             raise UnavailableError(f"no engine step has ended for {stuck_s:.0f} s")
 
     async def __del__(self) -> None:
+        if self._publishing is not None:
+            self._publishing.cancel()
         if self._membership is not None:
             await self._membership.stop()
         if self._engine is not None:

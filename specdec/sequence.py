@@ -58,20 +58,23 @@ class TokenLogprobs:
 class DraftCounts:
     """Draft tokens and what became of them, in vLLM's terms. A draft is a decode step that verified
     at least one draft token. `num_emitted_accepted_tokens` excludes accepted draft tokens that a
-    stop then cut off."""
+    stop then cut off; `num_cut_target_tokens` counts drafts whose recovered or bonus token a stop
+    among the accepted ones cut off."""
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_emitted_accepted_tokens: int = 0
+    num_cut_target_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
 
-    def count_draft(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        """Count one draft; `num_emitted` of the accepted tokens reached the output."""
+    def count_draft(self, num_drafted: int, num_accepted: int, num_kept: int) -> None:
+        """Count one draft; `num_kept` tokens of its step reached the output."""
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
-        self.num_emitted_accepted_tokens += num_emitted
+        self.num_emitted_accepted_tokens += min(num_accepted, num_kept)
+        self.num_cut_target_tokens += num_kept <= num_accepted
         missing = num_drafted - len(self.accepted_per_position)
         self.accepted_per_position.extend([0] * max(0, missing))
         for position in range(num_accepted):
@@ -86,12 +89,12 @@ class SpeculationStats(DraftCounts):
     per_step_drafted: list[int] = field(default_factory=list)
     per_step_accepted: list[int] = field(default_factory=list)
 
-    def record(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        """Count one decode step; `num_emitted` of the accepted tokens reached the output."""
+    def record(self, num_drafted: int, num_accepted: int, num_kept: int) -> None:
+        """Count one decode step; `num_kept` of its tokens reached the output."""
         self.num_steps += 1
         if num_drafted == 0:
             return
-        self.count_draft(num_drafted, num_accepted, num_emitted)
+        self.count_draft(num_drafted, num_accepted, num_kept)
         self.per_step_drafted.append(num_drafted)
         self.per_step_accepted.append(num_accepted)
 
@@ -131,6 +134,7 @@ class Sequence:
     drafters: tuple[str, ...] = ()
     used_drafter: str | None = None
     first_token_s: float | None = None
+    last_token_s: float | None = None
     first_scheduled_s: float | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 

@@ -267,6 +267,7 @@ class Engine:
         for sequence in schedule.admitted:
             if sequence.first_scheduled_s is None:
                 sequence.first_scheduled_s = now_s
+                self.counters.queue.observe(now_s - sequence.arrival_s)
         if self.config.open_drafts == "with_prompt":
             self.drafters.open(schedule.admitted)
         elif self._may_wait:
@@ -347,24 +348,23 @@ class Engine:
 
     def _count(self, row: Row, num_accepted: int, num_kept: int) -> None:
         sequence, now_s = row.sequence, self._clock()
-        self.counters.num_generation_tokens += num_kept
+        self.counters.record_output(sequence, num_kept, now_s)
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
-            self.counters.num_prompt_tokens += sequence.num_prompt_tokens
-        if row.is_decode:
-            emitted_accepted = min(num_accepted, num_kept)
-            counts = (len(row.draft.token_ids), num_accepted, emitted_accepted)
-            sequence.stats.record(*counts)
-            self.counters.record_verify(*counts)
+        sequence.last_token_s = now_s
+        if not row.is_decode:
+            self.counters.num_prefill_outputs += 1
+            return
+        counts = (len(row.draft.token_ids), num_accepted, num_kept)
+        sequence.stats.record(*counts)
+        self.counters.record_verify(*counts)
 
     def _finish(self, live: _Live, output: SequenceOutput) -> None:
         sequence, reason = live.sequence, self._disabled_reason(live.sequence)
         finish_reason = output.finish_reason or "error"
         output.metrics = request_metrics(sequence, reason, self._clock())
         output.metrics.explanations = self.explanations.finish(sequence, finish_reason)
-        if reason is not None:
-            self.counters.disabled[reason] += 1
-        self.counters.finished[finish_reason] += 1
+        self.counters.record_end(output.metrics, finish_reason)
         self.scheduler.finish(sequence)
         del self._live[sequence.seq_id]
         self.drafters.close(sequence)
@@ -416,10 +416,10 @@ class Engine:
         num_kv_tokens: int,
         times: StepTimes,
     ) -> None:
-        self.counters.num_steps += 1
         if self._may_wait:  # else drafting only pauses
             self._last_num_draft_tokens = sum(result.num_draft_tokens for result in results)
         result = step_result(rows, results, num_kv_tokens, times, self.drafters)
+        self.counters.record_step(result)
         self.controller.observe(result)
         if self.acceptance is not None:
             temperatures = {row.sequence.seq_id: row.sequence.params.temperature for row in rows}

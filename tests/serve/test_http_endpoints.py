@@ -6,7 +6,10 @@ import re
 from importlib.metadata import version
 
 import httpx
+import ray
 
+from deployments.fleet_ledger import LEDGER_ACTOR
+from deployments.readings import Key
 from tests.serve.harness import MAX_K, MAX_MODEL_LEN
 
 HEADERS = {"authorization": "Bearer key-a"}
@@ -106,12 +109,64 @@ def test_metrics_follow_the_requests(service, openai):
     assert after['specdec_kv_cache_usage_ratio{model_name="tiny"}'] == 0
 
 
+def test_every_completion_token_has_a_source_per_request_and_in_total(service, openai):
+    """Completion = first token + decode steps + emitted accepted draft tokens."""
+    before = samples(get(service, "/metrics").text)
+    completion = 0
+    for wish in ({"mode": "fixed", "k": 4}, {"mode": "off"}, {"mode": "auto"}):
+        answer = openai.completions.create(
+            model="tiny",
+            prompt="the cat sat on the mat and the cat sat",
+            max_tokens=24,
+            temperature=0,
+            extra_body={"speculation": wish, "ignore_eos": True},
+        )
+        report = answer.metrics["speculative_decoding"]
+        completion += answer.usage.completion_tokens
+        assert answer.usage.completion_tokens == (
+            1 + report["num_decode_steps"] + report["num_emitted_accepted_draft_tokens"]
+        )
+    after = samples(get(service, "/metrics").text)
+
+    def growth(pattern):
+        return sum(
+            value - before.get(key, 0)
+            for key, value in after.items()
+            if re.fullmatch(pattern, key.replace('model_name="tiny"', ""))
+        )
+
+    steps = growth(r'specdec_decode_steps_by_k_total\{k="\d+",\}')
+    assert completion == growth(r"specdec_generation_tokens_total\{\}")
+    assert completion == (
+        growth(r"specdec_prefill_outputs_total\{\}")
+        + steps
+        + growth(r"specdec_emitted_accepted_tokens_total\{\}")
+        - growth(r"specdec_cut_target_tokens_total\{\}")
+    )
+    assert growth(r'specdec_decode_steps_by_k_total\{k="[1-9]\d*",\}') == growth(
+        r"specdec_drafts_total\{\}"
+    )
+    assert steps == growth(r'specdec_decode_steps_by_reason_total\{(,?reason="\w+",?)\}')
+    assert growth(r"specdec_time_to_first_token_seconds_count\{\}") == 3
+    assert growth(r"specdec_inter_token_latency_seconds_count\{\}") == steps
+    assert growth(r'specdec_time_to_first_token_seconds_bucket\{,?le="\+Inf",?\}') == 3
+
+
+def test_gateways_share_what_every_target_counted(service):
+    get(service, "/metrics")
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    (ledger,) = [each for each in actors if LEDGER_ACTOR in each["name"] and "main" in each["name"]]
+    known = ray.get(ray.get_actor(ledger["name"], ledger["namespace"]).merge.remote({}))
+    target = service.describe()
+    steps = Key("specdec_steps", "_total")
+    assert 0 < known[target.replica_id][steps] <= target.stats.counters.num_steps
+
+
 def test_metrics_are_wellformed(service):
     response = get(service, "/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     names = {re.split(r"[{ ]", key)[0] for key in samples(response.text)}
     assert all(re.fullmatch(r"(specdec_|vllm:spec_decode_)[a-z0-9_]+", name) for name in names)
     documented = set(re.findall(r"^# HELP (\S+) \S", response.text, re.M))
-    assert {name.removesuffix("_total") for name in names} <= {
-        name.removesuffix("_total") for name in documented
-    }
+    families = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in names}
+    assert families <= {re.sub(r"_total$", "", name) for name in documented}

@@ -22,7 +22,7 @@ from specdec.speculation.controller.decision_log import DecisionLog, Grounds
 from specdec.speculation.controller.depth import DepthKeeper
 from specdec.speculation.controller.estimates import Estimates
 from specdec.speculation.controller.first_tokens import FirstTokenWatch
-from specdec.speculation.controller.guard import Guard
+from specdec.speculation.controller.guard import FIRST_TOKENS_LATER, Guard
 from specdec.speculation.controller.interface import (
     BatchState,
     StepResult,
@@ -30,6 +30,7 @@ from specdec.speculation.controller.interface import (
 from specdec.speculation.controller.policy import Candidates, Decision, StepCosts, decide
 from specdec.speculation.controller.probe import ProbeOption, Prober
 from specdec.speculation.controller.profile import CostSeed
+from specdec.speculation.controller.reason_counts import ReasonCounts
 from specdec.speculation.controller.step import PlannedStep, asked_of
 from specdec.speculation.controller.waiting import WaitPolicy
 
@@ -76,11 +77,13 @@ class GoodputController:
         self._speculating = False
         self._decision: Decision | None = None
         self._log = DecisionLog()
+        self._reasons = ReasonCounts()
         self._grounds: Grounds | None = None
         self._phase = "calibrating"
         self._any_fixed = False
         self._batch_size, self._num_kv_tokens = 1, 0
         self._committed = self._seconds = 0.0
+        self._baseline_total_s = self._speculating_total_s = 0.0
         self._num_planned = self._num_steps = 0
         self.seed(CostSeed(steps=tuple(profile)))
 
@@ -128,6 +131,8 @@ class GoodputController:
         self._grounds = None
         ks = self._choose(step, state.now_s)
         self._set_wait(step, ks)
+        decided = self._grounds.decision.ks if self._grounds else None
+        self._reasons.count(step, ks, decided, self._phase)
         self._log.append(step, ks, self._phase, state.now_s, self._guard.ratio, self._grounds)
         return list(map(int, ks.tolist()))
 
@@ -310,17 +315,26 @@ class GoodputController:
             return
         batch = len(result.sequences)
         per_token_s = float(self._cost.run_s(batch, result.num_kv_tokens)) / batch
+        self._baseline_total_s += committed * per_token_s
+        self._speculating_total_s += result.step_s
         self._guard.observe(committed * per_token_s, result.step_s, result.now_s)
 
     def _observe_first_tokens(self, result: StepResult) -> None:
         """Trip the guard where drafting keeps those waiting whose first token is still to come."""
+        decodes = len(result.sequences)
         drafted = sum(r.num_draft_tokens for r in result.sequences)
-        plain_s = float(self._cost.run_s(result.num_tokens - drafted, result.num_kv_tokens))
-        asked = any(r.planned_k > 0 for r in result.sequences)
-        added_s = result.step_s - plain_s if asked else 0.0
+        plain_tokens, kv_tokens = result.num_tokens - drafted, result.num_kv_tokens
+        if decodes and result.step_s > 0:
+            committed = sum(r.num_committed_tokens for r in result.sequences)
+            plain_s = float(self._cost.run_s(plain_tokens, kv_tokens))
+            self._first_tokens.observe_gain(committed / decodes * plain_s / result.step_s)
+        gain = self._first_tokens.gain
+        more = (gain - 1) * decodes
+        plain_s = float(self._cost.run_s(plain_tokens + more, gain * kv_tokens))
+        added_s = result.step_s - plain_s if self._speculating else 0.0
         self._first_tokens.observe(added_s, result.first_tokens_s, result.now_s)
         if self._first_tokens.take_alarm() and self._speculating:
-            self._guard.trip("first_tokens_later", result.now_s)
+            self._guard.trip(FIRST_TOKENS_LATER, result.now_s)
 
     def explain(self, seq_id: int, last_steps: int | None = None) -> tuple[Explanation, ...]:
         """Why a sequence got its k, step by step, as far as the log reaches."""
@@ -339,6 +353,8 @@ class GoodputController:
             "guard_ratio": self._guard.ratio,
             "guard_trips": float(self._guard.num_trips),
             "guard_reason": self._guard.reason,
+            "baseline_s": self._baseline_total_s,
+            "speculating_s": self._speculating_total_s,
             "first_token_rise": self._first_tokens.rise,
             "probes": float(self._prober.num_probes),
             "wait_s": self._wait.limit_s,
@@ -346,6 +362,8 @@ class GoodputController:
             "steps": float(self._num_steps),
             **self._estimates.snapshot(),
             **self._cost.snapshot(),
+            **{f"guard_trips_{why}": float(n) for why, n in self._guard.trips.items()},
+            **{f"steps_by_reason_{why}": float(n) for why, n in self._reasons.totals.items()},
         }
         return values
 

@@ -7,7 +7,9 @@ get wrong (literature 7.7).
 from __future__ import annotations
 
 import math
+from collections import Counter
 
+SLOWER, FIRST_TOKENS_LATER = "slower_than_baseline", "first_tokens_later"
 TRIP_RATIO = 0.98
 WINDOW_S = 2.0
 WINDOW_STEPS = 50
@@ -27,13 +29,17 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        self.num_trips = 0
+        self.trips: Counter[str] = Counter({SLOWER: 0, FIRST_TOKENS_LATER: 0})  # by reason
         self.ratio = 1.0
         self.reason = ""  # of the last trip
         self._cool_down_s = COOL_DOWN_S
         self._off_until_s = float("-inf")
         self._good_windows = 0
         self._start_window()
+
+    @property
+    def num_trips(self) -> int:
+        return self.trips.total()
 
     def _start_window(self) -> None:
         self._steps = self._num_looks = 0
@@ -58,7 +64,7 @@ class Guard:
         if self.ratio >= TRIP_RATIO:
             self._pass()
         elif self._is_certain():
-            self.trip("slower_than_baseline", now_s)
+            self.trip(SLOWER, now_s)
 
     def _is_certain(self) -> bool:
         """Whether the ratio is below TRIP_RATIO by more than chance, or nobody waits longer."""
@@ -69,7 +75,7 @@ class Guard:
 
     def trip(self, reason: str, now_s: float) -> None:
         """Switch off for a while."""
-        self.num_trips += 1
+        self.trips[reason] += 1
         self.reason = reason
         self._good_windows = 0
         self._off_until_s = now_s + self._cool_down_s

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 
-import promql_parser
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.metrics import exposition
-from deployments.target import TargetDescription
-from specdec.config import SpeculationConfig
-from specdec.engine.counters import EngineCounters, EngineStats
-from specdec.speculation.controller.controller import GoodputController
-from specdec.speculation.draft_counters import DraftCounters
 from tests.conftest import REPOSITORY
+from tests.exported_metrics import exported_labels, selectors
 from tests.kubernetes import GPU_OVERLAYS, K8S, Manifest, of_kind, only, rendered, templates
 
 RULES = K8S / "components" / "monitoring" / "rules.yaml"
 GUIDE = REPOSITORY / "docs" / "deployment.md"
-# Alerts that wait for their exporter. A name that is exported must leave this list.
-NOT_YET_EXPORTED = {
-    "specdec_time_to_first_token_seconds_bucket",
-    "specdec_time_to_first_token_seconds_count",
-}
 ADDED_BY_PROMETHEUS = {"namespace", "ray_io_cluster", "pod"}
 
 
@@ -39,32 +26,9 @@ def alerts() -> list[Manifest]:
     return [rule for rule in rules() if "alert" in rule]
 
 
-def selectors(expression: str) -> list[promql_parser.VectorSelector]:
-    """All that an expression reads, inside ranges, functions and both sides of an operator."""
-    found: list[promql_parser.VectorSelector] = []
-
-    def keep(node: promql_parser.Expr) -> bool:
-        if isinstance(node, promql_parser.VectorSelector):
-            found.append(node)
-        return True
-
-    promql_parser.walk(promql_parser.parse(expression), keep)
-    return found
-
-
-@cache
 def exported() -> dict[str, set[str]]:
     """Sample name to label names, of a scrape of one target that has done a bit of everything."""
-    counters = EngineCounters(disabled={"draft_unavailable": 1})
-    snapshot = GoodputController(SpeculationConfig()).snapshot()
-    controller = dict.fromkeys(snapshot, 1.0)
-    stats = EngineStats(counters, 0, 0, 0, 0, 0, 0.0, controller)
-    target = TargetDescription("one", 4096, 32000, 8, ("draft",), stats, DraftCounters(), {})
-    return {
-        sample.name: set(sample.labels)
-        for family in text_string_to_metric_families(exposition("demo", [target]).decode())
-        for sample in family.samples
-    }
+    return {name: set(labels) for name, labels in exported_labels().items()}
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -78,14 +42,10 @@ def test_a_rule_asks_for_what_is_exported_or_recorded(name, expression):
     found = selectors(expression)
     assert found
     for selector in found:
-        assert selector.name in recorded | NOT_YET_EXPORTED | set(exported())
+        assert selector.name in recorded | set(exported())
         if selector.name in exported():
             asked = {matcher.name for matcher in selector.matchers.matchers}
             assert asked <= exported()[selector.name] | ADDED_BY_PROMETHEUS
-
-
-def test_no_alert_waits_for_what_has_come():
-    assert not NOT_YET_EXPORTED & set(exported())
 
 
 def test_the_check_sees_selectors_inside_functions_and_both_sides_of_a_ratio():

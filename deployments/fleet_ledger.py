@@ -1,0 +1,46 @@
+"""The last counters of every target replica that ever lived, so that the fleet's never fall.
+
+A restarted replica counts from zero and has a new id: what its predecessor had counted stays.
+Ledgers can be merged in any order and any number of times: all counters grow, so the larger of two
+readings of one replica is the later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deployments.readings import Samples
+
+# Of the oldest, the counters are let go: once, the fleet's then fall. At one restart in ten
+# minutes that is after a week.
+MAX_REPLICAS = 1024
+
+LEDGER_ACTOR = "fleet_ledger"
+
+
+class FleetLedger:
+    """Counters by replica id. As an actor of the gateway's deployment it is what all gateway
+    replicas share, so that it does not matter which of them is scraped; each has one of its own
+    beside it, from which a restarted actor is filled again."""
+
+    def __init__(self, max_replicas: int = MAX_REPLICAS) -> None:
+        self._max_replicas = max_replicas
+        self._replicas: dict[str, Samples] = {}
+
+    def merge(self, replicas: Mapping[str, Samples]) -> dict[str, Samples]:
+        """Take readings in; returns all that is known, by replica."""
+        for replica_id, samples in replicas.items():
+            known = self._replicas.setdefault(replica_id, {})
+            for key, value in samples.items():
+                known[key] = max(value, known.get(key, value))
+        while len(self._replicas) > self._max_replicas:
+            del self._replicas[next(iter(self._replicas))]
+        return self._replicas
+
+    def totals(self) -> Samples:
+        """The fleet's counters."""
+        totals: Samples = {}
+        for samples in self._replicas.values():
+            for key, value in samples.items():
+                totals[key] = totals.get(key, 0) + value
+        return totals
