@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def _read(path: Path) -> str:
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-    except (OSError, UnicodeDecodeError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         raise InvalidRequestError(f"cannot read {path}: {error}", field="file") from None
 
 
@@ -70,7 +71,7 @@ def _parse(line: str, where: str) -> Prompt:
         return Prompt(line)
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{where}: not JSON: {error}", field="file") from None
     turns = record.get("turns")
     prompt = record.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
