@@ -13,7 +13,7 @@ from tests.exported_metrics import exported_labels, selectors
 from tests.kubernetes import GPU_OVERLAYS, K8S, Manifest, of_kind, only, rendered, templates
 
 RULES = K8S / "components" / "monitoring" / "rules.yaml"
-GUIDE = REPOSITORY / "docs" / "deployment.md"
+GUIDE = REPOSITORY / "docs" / "runbooks.md"
 ADDED_BY_PROMETHEUS = {"namespace", "ray_io_cluster", "pod"}
 
 
