@@ -19,7 +19,7 @@ CLIENT_STAMP := $(CLIENT_VENV)/.installed
 export RAY_AUTH_MODE ?= disabled
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-unit test-clients lint format protos protos-check bench clean
+.PHONY: help setup serve test test-unit test-clients lint format docs api-page protos protos-check bench clean
 
 help: ## Print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +52,7 @@ $(CLIENT_STAMP): pyproject.toml constraints.txt $(shell find specdec/*.py specde
 	$(CLIENT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt .
 	touch $@
 
-lint: $(STAMP) protos-check ## ruff, mypy, layer contracts, buf, stubs compared with their protos
+lint: $(STAMP) protos-check docs ## ruff, mypy, layer contracts, buf, stubs compared with their protos, the docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -77,6 +77,14 @@ $(PROTOS_STAMP): Makefile
 	test -x $(PROTOS_VENV)/bin/python || $(PYTHON) -m venv $(PROTOS_VENV)
 	$(PROTOS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check '$(GRPCIO_TOOLS)'
 	touch $@
+
+# Mutes a banner about mkdocs' future.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(STAMP) ## Build the documentation site into build/site; a warning is an error
+	$(BIN)/mkdocs build --quiet --strict
+
+api-page: $(STAMP) ## Regenerate docs/api.md from the gateway and the protos
+	$(BIN)/python -m docs.tools.api_page
 
 bench: $(STAMP) ## The figures of README
 	$(BIN)/python -m benchmarks.peers
