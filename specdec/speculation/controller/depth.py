@@ -8,7 +8,7 @@ from __future__ import annotations
 from specdec.speculation.controller.policy import Decision
 
 # Steps' worth of goodput that keeping a depth may give up before it is chosen anew.
-MAX_REGRET = 0.2
+MAX_REGRET = 0.1
 DECAY = 0.98
 # Between two looks at every depth only the neighbours of the kept one are compared.
 SCAN_EVERY = 16
@@ -17,9 +17,9 @@ SCAN_EVERY = 16
 class DepthKeeper:
     """Keeps a depth until what that gave up, decayed by step, passes MAX_REGRET.
 
-    A better depth that promises 20 % more is taken in the next step, one that promises 1 % after
-    25. What is given up for ever is less than MAX_REGRET (1 - DECAY) = 0.4 % of goodput; a
-    change costs at least MAX_REGRET of a step before it, so that noise of 0.4 % never makes one.
+    A better depth that promises 10 % more is taken in the next step, one that promises 1 % after
+    12. What is given up for ever is less than MAX_REGRET (1 - DECAY) = 0.2 % of goodput; a
+    change costs at least MAX_REGRET of a step before it, so that noise of 0.2 % never makes one.
     """
 
     def __init__(self) -> None:
