@@ -25,6 +25,7 @@ from specdec.speculation.controller.first_tokens import FirstTokenWatch
 from specdec.speculation.controller.guard import FIRST_TOKENS_LATER, Guard
 from specdec.speculation.controller.interface import (
     BatchState,
+    DrafterTiming,
     StepResult,
 )
 from specdec.speculation.controller.policy import Candidates, Decision, StepCosts, decide
@@ -268,33 +269,45 @@ class GoodputController:
         """Learn from an executed step."""
         self._num_steps += 1
         self._log.observe(result.sequences)
-        asked = asked_of(result.sequences)
-        run_s = result.step_s - result.propose_s
-        if result.num_tokens > 0:
-            self._cost.observe_run(result.num_tokens, result.num_kv_tokens, run_s)
-        self._cost.observe_timings(result.timings, asked)
-        if asked:
-            self._observe_wait(result, asked)
-        self._count_baseline(result, bool(asked))
+        # A clock that failed tells nothing of times; what was accepted stands.
+        is_timed = result.num_tokens > 0 and result.has_sound_times
+        if is_timed:
+            self._observe_costs(result)
         self._estimates.observe(result.sequences, self._prober)
         for sequence in result.sequences:
             if sequence.finished:
                 self.close(sequence.seq_id)
-        self._prober.end_step(result.step_s, self._speculating)
-        self._observe_speed(result)
-        self._observe_first_tokens(result)
+        self._prober.end_step(result.step_s if is_timed else 0.0, self._speculating)
+        if is_timed:
+            self._observe_speed(result)
+            self._observe_first_tokens(result)
+
+    def _observe_costs(self, result: StepResult) -> None:
+        asked = asked_of(result.sequences)
+        run_s = result.step_s - result.propose_s
+        timings = tuple(timing for timing in result.timings if timing.is_sound)
+        self._cost.observe_run(result.num_tokens, result.num_kv_tokens, run_s)
+        self._cost.observe_timings(timings, asked)
+        if asked:
+            self._observe_wait(result, asked, timings)
+        self._count_baseline(result, bool(asked))
 
     def close(self, seq_id: int) -> None:
         """Forget a sequence, however it ended; what it taught about its drafter stays."""
         self._estimates.close(seq_id)
         self._prober.close(seq_id)
 
-    def _observe_wait(self, result: StepResult, asked: dict[str, tuple[int, int]]) -> None:
+    def _observe_wait(
+        self,
+        result: StepResult,
+        asked: dict[str, tuple[int, int]],
+        timings: tuple[DrafterTiming, ...],
+    ) -> None:
         """A drafter that declined at once has not shown how long drafting takes."""
         if not self._wait.observe(result.propose_s):
             answered = {r.drafter for r in result.sequences if r.num_draft_tokens > 0}
             asked = {name: amount for name, amount in asked.items() if name in answered}
-        self._cost.observe_propose(asked, result.propose_s, result.timings)
+        self._cost.observe_propose(asked, result.propose_s, timings)
 
     def _count_baseline(self, result: StepResult, asked: bool) -> None:
         if asked:

@@ -48,6 +48,8 @@ class Estimates:
         return survival
 
     def _of(self, drafter: str, sequences: SequenceOf[SequenceState]) -> Floats:
+        if not self._max_k:
+            return np.zeros((len(sequences), 0))
         seq_ids = [sequence.seq_id for sequence in sequences]
         classes = [sequence.label for sequence in sequences]
         confidence = None
@@ -63,6 +65,8 @@ class Estimates:
 
     def observe(self, results: SequenceOf[SequenceResult], prober: Prober) -> None:
         """Learn from a verified step; `prober` tells which proposals were probes."""
+        if not self._max_k:
+            return
         by_drafter: dict[str, list[SequenceResult]] = defaultdict(list)
         for result in results:
             if result.drafter is not None and result.planned_k > 0:

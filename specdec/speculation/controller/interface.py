@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from specdec.sequence import Explanation
-from specdec.speculation.controller.profile import CostSeed
+from specdec.speculation.controller.profile import MAX_SECONDS, CostSeed
 
 
 @dataclass(slots=True)
@@ -92,6 +93,12 @@ class DrafterTiming:
     num_targets: int = 1
     is_silent: bool = False
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether all of this can be true: a drafter elsewhere may send anything."""
+        times = (self.draft_s, self.network_s, self.waited_s)
+        return all(s is None or _is_time(s) for s in times) and math.isfinite(self.busy_fraction)
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -112,6 +119,17 @@ class StepResult:
     now_s: float
     timings: tuple[DrafterTiming, ...] = ()
     first_tokens_s: tuple[float, ...] = ()
+
+    @property
+    def has_sound_times(self) -> bool:
+        """Whether a clock can have shown these times: none is negative, endless or no number, and
+        the wait is a part of the step."""
+        times = (self.step_s, self.propose_s, *self.first_tokens_s)
+        return all(map(_is_time, times)) and self.propose_s <= self.step_s
+
+
+def _is_time(seconds: float) -> bool:
+    return 0.0 <= seconds <= MAX_SECONDS
 
 
 class Controller(Protocol):

@@ -195,6 +195,8 @@ class _Ranking:
         plan = self._plan(depths[chosen], self._prefix(depths[chosen], scores[chosen]))
         if plan.goodput <= self.nothing.goodput:
             plan = self.nothing
+        if best_score <= 0.0:  # no plan keeps the step short enough
+            return plan, 0.0
         return plan, max(float(1.0 - plan.goodput / best_score), 0.0)
 
     def _depths(self) -> list[int]:
