@@ -32,6 +32,8 @@ MODELS = {
     "qwen3-32b": ModelSize(32.8e9, 65.6e9, 262_144, 64),
 }
 _MACHINE = re.compile(r"([^@+]+)@([^@+]+?)(?:x([0-9]{1,3}))?(?:\+([^@+]+?)(?:@([^@+]+))?)?")
+# Of a machine file; a thousand times the largest of what is built.
+MAX_NUMBER, MAX_RANKS = 1e20, 1024
 
 Record = TypeVar("Record", Gpu, ModelSize, Efficiency)
 
@@ -86,10 +88,10 @@ def read_machine(path: Path) -> Roofline:
         target = _placed(content.get("target"), "target")
         draft = content.get("draft")
         return Roofline(target, {} if draft is None else {"draft": _placed(draft, "draft")})
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"cost: cannot read {path}: {error}", field="cost") from None
     except ConfigError as error:
         raise ConfigError(f"cost: {path}: {error.message}", field="cost") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cost: cannot read {path}: {error}", field="cost") from None
 
 
 def _placed(content: Any, where: str) -> Placed:
@@ -100,8 +102,8 @@ def _placed(content: Any, where: str) -> Placed:
             "and efficiency"
         )
     size = content.get("tensor_parallel_size", 1)
-    if type(size) is not int:
-        raise ConfigError(f"{where}.tensor_parallel_size: must be a whole number, not {size!r}")
+    if type(size) is not int or not 1 <= size <= MAX_RANKS:
+        raise ConfigError(f"{where}.tensor_parallel_size: must be a whole number, 1 to {MAX_RANKS}")
     of_model, of_gpu = content["model"], content["gpu"]
     return Placed(
         model(of_model) if isinstance(of_model, str) else _record(ModelSize, of_model, where),
@@ -114,10 +116,13 @@ def _placed(content: Any, where: str) -> Placed:
 def _record(kind: type[Record], content: Any, where: str) -> Record:
     names = [member.name for member in fields(kind)]
     is_good = isinstance(content, dict) and all(
-        name in names and type(value) in (int, float) for name, value in content.items()
+        name in names and type(value) in (int, float) and abs(value) <= MAX_NUMBER
+        for name, value in content.items()
     )
     if not is_good:
-        raise ConfigError(f"{where}: expected an object of numbers {', '.join(names)}")
+        raise ConfigError(
+            f"{where}: expected an object of numbers up to {MAX_NUMBER:g}: {', '.join(names)}"
+        )
     try:
         return kind(**content)
     except TypeError:

@@ -19,6 +19,7 @@ AROUND_MS = 1.1
 # Launching a small model's kernels: a 1B draft takes 1.2 ms a step on one H100, and on four.
 DRAFT_AROUND_S = 0.3e-3
 ALL_REDUCES_PER_LAYER = 2
+MIN_EFFICIENCY = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,9 @@ class Efficiency:
     def __post_init__(self) -> None:
         for name in ("weights", "operations", "kv"):
             value = getattr(self, name)
-            if not 0 < value <= 1:
+            if not MIN_EFFICIENCY <= value <= 1:
                 raise ConfigError(
-                    f"{name}: an efficiency is above 0 and at most 1, not {value}", field=name
+                    f"{name}: an efficiency is from {MIN_EFFICIENCY} to 1, not {value}", field=name
                 )
 
 

@@ -150,11 +150,19 @@ def test_a_machine_file_takes_any_numbers(tmp_path):
         ({"target": {"model": {}, "gpu": "h100"}}, "target: needs all numbers of num_parameters"),
         (
             {"target": {"model": "llama-3.1-8b", "gpu": "h100", "tensor_parallel_size": 0}},
-            "tensor_parallel_size must be at least 1",
+            "tensor_parallel_size: must be a whole number, 1 to 1024",
+        ),
+        (
+            {"target": {"model": "llama-3.1-8b", "gpu": "h100", "tensor_parallel_size": 10**350}},
+            "tensor_parallel_size: must be a whole number, 1 to 1024",
+        ),
+        (
+            {"target": {"model": {"num_layers": 10**350}, "gpu": "h100"}},
+            "target: expected an object of numbers up to 1e",
         ),
         (
             {"target": {"model": "llama-3.1-8b", "gpu": "h100", "efficiency": {"weights": -1}}},
-            "target.weights: an efficiency is above 0",
+            "target.weights: an efficiency is from 0.001 to 1",
         ),
         ({"target": {"model": "llama-3.1-8b", "gpu": {"memory_bytes": "x"}}}, "object of numbers"),
     ],
@@ -163,6 +171,14 @@ def test_faults_of_a_machine_file_are_named(tmp_path, content, words):
     path = tmp_path / "machine.json"
     path.write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=words):
+        make_machine(str(path))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"target": ' + "9" * 5000 + "}", "{"])
+def test_a_machine_file_that_is_no_json_is_named(tmp_path, text):
+    path = tmp_path / "machine.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"cost: cannot read .*machine\.json"):
         make_machine(str(path))
 
 
