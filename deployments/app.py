@@ -21,8 +21,6 @@ from deployments.target import Target
 
 # The engine queues; Serve must not, or it would hold back what the scheduler should see.
 UNLIMITED_REQUESTS = 1_000_000
-# One line per call would bury the rest: every target asks every draft every two seconds.
-QUIET = LoggingConfig(enable_access_log=False)
 
 
 def build(args: AppSettings) -> serve.Application:
@@ -34,7 +32,7 @@ def build(args: AppSettings) -> serve.Application:
         name="Gateway",
         max_ongoing_requests=UNLIMITED_REQUESTS,
         ray_actor_options={"num_cpus": 0.5},
-        logging_config=QUIET,
+        logging_config=_logging(args),
         deployment_actors=[
             DeploymentActorConfig(
                 name=LEDGER_ACTOR,
@@ -56,13 +54,13 @@ def bind_draft(args: AppSettings) -> serve.Application:
         health_check_timeout_s=5,
         graceful_shutdown_wait_loop_s=1,
         graceful_shutdown_timeout_s=20,
-        logging_config=QUIET,
+        logging_config=_logging(args),
         request_router_config=RequestRouterConfig(
             request_router_class="deployments.routing:PinnedRouter"
         ),
         **_placement(args.draft_resources, args.draft.draft.tensor_parallel_size),
     )(Draft)
-    return deployment.bind(args.draft, args.draft_resources, args.draft_server)
+    return deployment.bind(args.draft, args.draft_resources, args.draft_server, args.tracing)
 
 
 def bind_target(args: AppSettings, draft: DeploymentHandle | None) -> serve.Application:
@@ -74,14 +72,20 @@ def bind_target(args: AppSettings, draft: DeploymentHandle | None) -> serve.Appl
         health_check_timeout_s=5,
         graceful_shutdown_wait_loop_s=1,
         graceful_shutdown_timeout_s=30,
-        logging_config=QUIET,
+        logging_config=_logging(args),
         request_router_config=RequestRouterConfig(
             request_router_class="deployments.routing:PrefixAffinityRouter",
             request_routing_stats_period_s=1.0,
         ),
         **_placement(args.target_resources, args.target.target.tensor_parallel_size),
     )(Target)
-    return deployment.bind(args.target, args.target_resources, draft)
+    return deployment.bind(args.target, args.target_resources, draft, args.tracing)
+
+
+def _logging(args: AppSettings) -> LoggingConfig:
+    """Without Serve's line per call, which would bury the rest: every target asks every draft every
+    two seconds. `gateway.log_requests` has one per request."""
+    return LoggingConfig(enable_access_log=False, encoding=args.log_format.upper())
 
 
 def _placement(resources: RankResources, num_ranks: int) -> dict[str, Any]:

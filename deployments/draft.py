@@ -14,9 +14,11 @@ from typing import Any
 import ray
 from ray import serve
 
+from deployments.draft_traces import DraftTraces
 from deployments.logs import join_serve_log
 from deployments.ranks import build_rank_executor
-from deployments.settings import DraftServerSettings, RankResources
+from deployments.settings import DraftServerSettings, RankResources, TracingSettings
+from deployments.tracing import Tracing, start_tracing
 from specdec.config import DraftConfig
 from specdec.engine.draft_thread import DraftThread, build_draft_thread
 from specdec.errors import UnavailableError
@@ -34,15 +36,22 @@ class Draft:
     # Serve calls __del__ also where the constructor failed.
     _thread: DraftThread | None = None
     _server: DraftServer | None = None
+    _tracing: Tracing | None = None
 
     async def __init__(
-        self, config: DraftConfig, resources: RankResources, server: DraftServerSettings
+        self,
+        config: DraftConfig,
+        resources: RankResources,
+        server: DraftServerSettings,
+        tracing: TracingSettings,
     ) -> None:
         join_serve_log()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._closing = asyncio.Event()
         self._thread = await asyncio.to_thread(_load, config, resources)
-        self._server = DraftServer(self._thread)
+        self._tracing = start_tracing(tracing, "draft", self._replica_id)
+        observer = DraftTraces(self._tracing) if self._tracing is not None else None
+        self._server = DraftServer(self._thread, observer)
         port = await self._server.start(f"0.0.0.0:{server.port}")
         self._address = f"{ray.util.get_node_ip_address()}:{port}"
         logger.info("draft %s serves %s at %s", self._replica_id, config.draft.model, self._address)
@@ -83,6 +92,8 @@ class Draft:
             await self._server.stop(grace_s=1.0)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.stop)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.shutdown)
 
 
 def _load(config: DraftConfig, resources: RankResources) -> DraftThread:

@@ -7,6 +7,7 @@ Runs on CPU, holds a tokenizer and no model. Handlers live in `http_handlers.py`
 # No `from __future__ import annotations` here: Serve rewrites the routes' signatures, and FastAPI
 # then needs real classes in them, not their names.
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 
@@ -32,6 +33,7 @@ from deployments.openapi import json_body
 from deployments.prompts import Prompter
 from deployments.settings import AppSettings
 from deployments.target_client import TargetClient
+from deployments.tracing import Tracing, start_tracing
 from specdec.errors import OverloadedError, SpecdecError
 from specdec.model.tokenizer import load_tokenizer
 from specdec.v1 import inference_pb2 as pb
@@ -70,12 +72,21 @@ async def _on_bug(request: Request, error: Exception) -> Response:
 class Gateway:
     """One gateway replica."""
 
+    # Serve calls __del__ also where the constructor failed.
+    _tracing: Tracing | None = None
+
     def __init__(self, settings: AppSettings, target: DeploymentHandle) -> None:
         join_serve_log()
         prompter = Prompter(load_tokenizer(settings.target.target))
-        service = GatewayService(settings, TargetClient(target), prompter)
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        self._tracing = start_tracing(settings.tracing, "gateway", replica_id)
+        service = GatewayService(settings, TargetClient(target), prompter, self._tracing)
         self._http = HttpHandlers(service)
         self._grpc = GrpcHandlers(service)
+
+    async def __del__(self) -> None:
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.shutdown)
 
     @http_app.post("/v1/completions", openapi_extra=json_body(CompletionBody))
     async def http_completions(self, request: Request) -> Response:

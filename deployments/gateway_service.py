@@ -17,9 +17,11 @@ from typing import Any
 from deployments.auth import partition_of, tenant_of
 from deployments.explanations import ReplicaExplanations, check_found
 from deployments.prompts import Prompt, Prompter
+from deployments.request_records import RequestRecords
 from deployments.settings import AppSettings
 from deployments.target import TargetDescription
 from deployments.target_client import TargetClient
+from deployments.tracing import Tracing
 from specdec.engine.builder import model_name
 from specdec.engine.request import GenerateRequest, allowed_drafters
 from specdec.errors import (
@@ -39,11 +41,18 @@ MAX_REQUEST_ID_CHARS = 128
 class GatewayService:
     """One per gateway replica."""
 
-    def __init__(self, settings: AppSettings, target: TargetClient, prompter: Prompter) -> None:
+    def __init__(
+        self,
+        settings: AppSettings,
+        target: TargetClient,
+        prompter: Prompter,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.settings = settings.gateway
         self.speculation = settings.target.speculation
         self.model = self.settings.model_name or model_name(settings.target.target)
         self.target = target
+        self.records = RequestRecords(target, self.model, tracing, self.settings.log_requests)
         self.prompter = prompter
         self.started_s = int(time.time())
         self._description: TargetDescription | None = None

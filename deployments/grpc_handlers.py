@@ -18,6 +18,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 from deployments.explanations import FINISH_REASONS, explain_message, explanation_message
 from deployments.gateway_service import GatewayService, new_request_id
 from deployments.grpc_errors import fail
+from deployments.request_records import Call
 from specdec.engine.request import GenerateRequest
 from specdec.errors import InvalidRequestError, SpecdecError
 from specdec.model.tokenizer import tokenizer_hash
@@ -51,8 +52,9 @@ class GrpcHandlers:
         """One message per engine step; a failure is the last message and the call's status."""
         try:
             request = await self._request(wire, context)
-            async with aclosing(self._service.target.stream(request)) as outputs:
-                async for output in outputs:
+            call = _call("Generate", request, context)
+            async with aclosing(self._service.records.outputs([request], call)) as outputs:
+                async for _, output in outputs:
                     yield step_message(output)
         except Exception as error:
             in_band = fail(context, _as_ours(error))
@@ -64,8 +66,9 @@ class GrpcHandlers:
         try:
             request = await self._request(wire.request, context)
             result = pb.CompleteResponse(request_id=request.request_id)
-            async with aclosing(self._service.target.stream(request)) as outputs:
-                async for output in outputs:
+            call = _call("Complete", request, context)
+            async with aclosing(self._service.records.outputs([request], call)) as outputs:
+                async for _, output in outputs:
                     _append(result, step_message(output))
             return result
         except Exception as error:
@@ -180,6 +183,16 @@ class GrpcHandlers:
     async def _chat(self, chat: pb.ChatMessages) -> list[int]:
         messages = [{"role": m.role, "content": m.content} for m in chat.messages]
         return await self._service.chat_token_ids(messages)
+
+
+def _call(method: str, request: GenerateRequest, context: RayServegRPCContext) -> Call:
+    transport = {
+        "rpc.system": "grpc",
+        "rpc.service": "specdec.v1.InferenceService",
+        "rpc.method": method,
+    }
+    metadata = dict(context.invocation_metadata() or ())
+    return Call("text_completion", request.request_id, metadata, transport)
 
 
 def _as_ours(error: Exception) -> SpecdecError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -36,6 +36,7 @@ from deployments.openai_responses import (
     request_metrics,
     usage,
 )
+from deployments.request_records import Call
 from specdec.engine.request import GenerateRequest
 from specdec.errors import InvalidRequestError, SpecdecError
 from specdec.params import shown
@@ -48,6 +49,7 @@ class _Caller:
 
     partition: str
     response_id: str
+    headers: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class _Job:
     body: CompletionBody | ChatBody
     requests: list[GenerateRequest]
     prompts: list[list[int]]
-    response_id: str
+    call: Call
     created: int
     writer: Writer
 
@@ -127,9 +129,9 @@ class HttpHandlers:
         given_id = body.request_id or http.headers.get("x-request-id")
         prefix = _writer_kind(body).id_prefix
         if not given_id:
-            return _Caller(partition, new_request_id(prefix))
+            return _Caller(partition, new_request_id(prefix), http.headers)
         self._service.check_request_id(given_id)
-        return _Caller(partition, f"{prefix}-{given_id}")
+        return _Caller(partition, f"{prefix}-{given_id}", http.headers)
 
     async def _job(
         self,
@@ -150,11 +152,11 @@ class HttpHandlers:
             prompts, params, caller.partition, caller.response_id, body.n, body.timeout
         )
         writer: Writer = _writer_kind(body)(body, requests, self._service.prompter)
-        return _Job(body, requests, prompts, caller.response_id, int(time.time()), writer)
+        return _Job(body, requests, prompts, _call(body, caller), int(time.time()), writer)
 
     async def _answer(self, job: _Job) -> Response:
         choices = job.choices()
-        async with aclosing(self._service.target.merged(job.requests)) as outputs:
+        async with aclosing(self._service.records.outputs(job.requests, job.call)) as outputs:
             async for index, output in outputs:
                 choices[index].add(output)
         return JSONResponse(
@@ -168,7 +170,7 @@ class HttpHandlers:
 
     async def _stream(self, job: _Job) -> Response:
         """Wait for the first output, so that an error before it is a plain HTTP error."""
-        outputs = self._service.target.merged(job.requests)
+        outputs = self._service.records.outputs(job.requests, job.call)
         try:
             first = await anext(outputs)
         except BaseException:  # the caller may leave while it waits
@@ -205,7 +207,7 @@ class HttpHandlers:
 
     def _head(self, job: _Job, kind: str) -> dict[str, Any]:
         return {
-            "id": job.response_id,
+            "id": job.call.request_id,
             "object": kind,
             "created": job.created,
             "model": self._service.model,
@@ -292,6 +294,17 @@ class HttpHandlers:
                 raise InvalidRequestError(f"body: is larger than {limit} bytes", field="body")
             parts.append(part)
         return b"".join(parts)
+
+
+def _call(body: CompletionBody | ChatBody, caller: _Caller) -> Call:
+    is_chat = isinstance(body, ChatBody)
+    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+    return Call(
+        operation="chat" if is_chat else "text_completion",
+        request_id=caller.response_id,
+        carrier=caller.headers,
+        transport={"http.request.method": "POST", "http.route": path},
+    )
 
 
 def _writer_kind(body: CompletionBody | ChatBody) -> type[CompletionWriter] | type[ChatWriter]:

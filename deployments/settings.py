@@ -6,7 +6,7 @@ same file; here is what only specdec knows. Unknown keys are refused.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -26,6 +26,7 @@ class GatewaySettings(_Settings):
     tenant; empty: everybody is welcome, as one tenant. `max_prompts` bounds prompts x n of one
     HTTP request. `allow_client_chat_template`: whether a request may bring its own chat template,
     a program that the gateway then runs (in Jinja's sandbox, without a limit of time).
+    `log_requests`: one line in the log for each request that ends.
     """
 
     model_name: str | None = None
@@ -33,6 +34,7 @@ class GatewaySettings(_Settings):
     max_body_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
     max_prompts: Annotated[int, Field(gt=0)] = 128
     allow_client_chat_template: bool = False
+    log_requests: bool = False
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     health_timeout_s: Annotated[float, Field(gt=0)] = 10.0
 
@@ -51,8 +53,25 @@ class DraftServerSettings(_Settings):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
 
 
+class TracingSettings(_Settings):
+    """OpenTelemetry spans over OTLP/HTTP; needs the extra `tracing`.
+
+    `sample_ratio` of the requests that bring no trace context are traced; those that bring one are
+    traced if it says so. `step_every`: of a traced request, every so many steps are told.
+    `endpoint`: None is what OTEL_EXPORTER_OTLP_ENDPOINT says, else http://localhost:4318.
+    """
+
+    enabled: bool = False
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.05
+    step_every: Annotated[int, Field(gt=0)] = 16
+    endpoint: str | None = None
+
+
 class AppSettings(_Settings):
-    """One application: a gateway, a target and, if `draft` is set, a draft."""
+    """One application: a gateway, a target and, if `draft` is set, a draft.
+
+    `log_format` is that of the replicas' log files.
+    """
 
     target: EngineConfig
     draft: DraftConfig | None = None
@@ -60,6 +79,8 @@ class AppSettings(_Settings):
     target_resources: RankResources = RankResources()
     draft_resources: RankResources = RankResources()
     draft_server: DraftServerSettings = DraftServerSettings()
+    tracing: TracingSettings = TracingSettings()
+    log_format: Literal["text", "json"] = "text"
 
     @model_validator(mode="after")
     def _drafters_exist(self) -> AppSettings:

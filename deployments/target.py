@@ -23,7 +23,9 @@ from deployments.logs import join_serve_log
 from deployments.membership import Membership
 from deployments.ranks import build_rank_executor
 from deployments.ray_metrics import RayMetrics
-from deployments.settings import RankResources
+from deployments.settings import RankResources, TracingSettings
+from deployments.target_traces import TargetTraces
+from deployments.tracing import Tracing, start_tracing
 from specdec.config import EngineConfig
 from specdec.engine.async_engine import AsyncEngine
 from specdec.engine.builder import build_engine, model_name
@@ -71,6 +73,7 @@ class Target:
     # Serve calls __del__ also where the constructor failed.
     _engine: AsyncEngine | None = None
     _membership: Membership | None = None
+    _tracing: Tracing | None = None
     _publishing: asyncio.Task[None] | None = None
 
     async def __init__(
@@ -78,6 +81,7 @@ class Target:
         config: EngineConfig,
         resources: RankResources,
         draft: DeploymentHandle | None = None,
+        tracing: TracingSettings | None = None,
     ) -> None:
         join_serve_log()
         self._config = config
@@ -85,6 +89,8 @@ class Target:
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._remote: RemoteProposer | None = None
         self._explaining = asyncio.Lock()
+        self._tracing = start_tracing(tracing or TracingSettings(), "target", self._replica_id)
+        self._traces = TargetTraces(self._tracing)
         self._engine = AsyncEngine(await asyncio.to_thread(self._build, draft is not None))
         if draft is not None and self._remote is not None:
             self._membership = Membership(draft, self._replica_id, self._remote.set_members)
@@ -128,7 +134,7 @@ class Target:
         traceback, also where a full queue does just what it should.
         """
         try:
-            async for output in self._engine.generate(request):
+            async for output in self._traces.outputs(request, self._engine.generate):
                 yield output
         except SpecdecError as error:
             yield SequenceOutput(-1, request.request_id, [], finish_reason="error", error=error)
@@ -189,6 +195,8 @@ class Target:
             await self._membership.stop()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.shutdown)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.shutdown)
 
 
 def _reading(counters: Counters) -> Counters:

@@ -108,8 +108,9 @@ class Sequence:
     a decoding sequence has exactly one token beyond it between steps.
     `seed` is 64 bits, drawn fresh where the request gave none. `round` counts verify passes and
     never repeats, so that no random draw is used twice. `partition` separates prefix caches and
-    n-gram pools (tenant and cache_salt). `drafters` in order of preference, empty with speculation
-    off; `used_drafter` proposed last.
+    n-gram pools (tenant and cache_salt). `traceparent`: W3C trace context, "" where the request is
+    not traced. `drafters` in order of preference, empty with speculation off; `used_drafter`
+    proposed last.
     """
 
     seq_id: int
@@ -122,6 +123,7 @@ class Sequence:
     eos_token_ids: frozenset[int]
     max_model_len: int
     partition: str = ""
+    traceparent: str = ""
     arrival_s: float = 0.0
     deadline_s: float | None = None
     status: SequenceStatus = SequenceStatus.WAITING

@@ -18,13 +18,15 @@ from specdec.sequence import Sequence, resolve_verification
 @dataclass(slots=True)
 class GenerateRequest:
     """One prompt to continue. `partition` (tenant and cache_salt) bounds whom it shares cached
-    text with; `timeout_s` counts from arrival."""
+    text with; `timeout_s` counts from arrival; `traceparent` is the W3C trace context of a request
+    that is traced, else ""."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     partition: str = ""
     timeout_s: float | None = None
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ def make_sequence(
         eos_token_ids=limits.eos_token_ids,
         max_model_len=limits.max_model_len,
         partition=request.partition,
+        traceparent=request.traceparent,
         arrival_s=now_s,
         deadline_s=None if request.timeout_s is None else now_s + request.timeout_s,
         max_k=largest_k(params, config),

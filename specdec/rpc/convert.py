@@ -97,6 +97,7 @@ def open_to_wire(message: Open) -> Iterator[draft_pb2.SyncRequest]:
         params=params_to_wire(message.params),
         seed=message.seed & 0xFFFF_FFFF_FFFF_FFFF,
         verification=verification_to_wire(message.verification),
+        traceparent=message.traceparent,
     )
     yield draft_pb2.SyncRequest(open=head)
     for start in range(TOKENS_PER_CHUNK, len(token_ids), TOKENS_PER_CHUNK):
@@ -127,6 +128,7 @@ def open_from_wire(head: draft_pb2.Open, token_ids: list[int]) -> Open | None:
         params=params_from_wire(head.params),
         seed=head.seed,
         verification=verification,
+        traceparent=head.traceparent,
     )
 
 

@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from specdec.errors import UnavailableError
+from specdec.rpc.draft_observer import DraftObserver
 from specdec.rpc.draft_servicer import DraftServicer
 from specdec.rpc.security import add_port
 from specdec.rpc.transport import SERVER_OPTIONS, quiet_poller_noise
@@ -27,8 +28,8 @@ SERVICE = "specdec.v1.DraftService"
 class DraftServer:
     """Serves one backend. All methods must run on one event loop, which is the server's."""
 
-    def __init__(self, backend: DraftBackend) -> None:
-        self._servicer = DraftServicer(backend)
+    def __init__(self, backend: DraftBackend, observer: DraftObserver | None = None) -> None:
+        self._servicer = DraftServicer(backend, observer)
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
 

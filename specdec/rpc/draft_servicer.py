@@ -10,17 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import grpc.aio
 
 from specdec.rpc import convert
 from specdec.rpc.draft_connection import DraftConnection, OpenAssembly
+from specdec.rpc.draft_observer import DraftObserver
 from specdec.rpc.transport import next_within, until_one_ends
 from specdec.speculation.draft_backend import DraftBackend
 from specdec.speculation.handshake import hello_fault
-from specdec.speculation.messages import PROTOCOL_VERSION, Heartbeat, Hello, TargetMessage
+from specdec.speculation.messages import (
+    PROTOCOL_VERSION,
+    DraftMessage,
+    Heartbeat,
+    Hello,
+    TargetMessage,
+)
 from specdec.v1 import draft_pb2, draft_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -37,8 +44,9 @@ SyncContext = grpc.aio.ServicerContext[draft_pb2.SyncRequest, draft_pb2.SyncResp
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """One connection per target; all methods run on the server's loop."""
 
-    def __init__(self, backend: DraftBackend) -> None:
+    def __init__(self, backend: DraftBackend, observer: DraftObserver | None = None) -> None:
         self.backend = backend
+        self._observer = observer
         self.draining = False
         self.connections: dict[str, DraftConnection] = {}
         self._changed = asyncio.Condition()
@@ -131,7 +139,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if old is not None:
             self._drop(old)
         self.connections[hello.target_id] = connection
-        self.backend.attach(connection.target, hello, connection.deliver)
+        self.backend.attach(connection.target, hello, self._deliver_to(connection))
         async with self._changed:
             self._changed.notify_all()
         logger.info("target %s connected", connection.target)
@@ -146,6 +154,24 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     def _drop(self, connection: DraftConnection) -> None:
         connection.close()
         self.backend.drop_target(connection.target)
+        if self._observer is not None:
+            self._observer.dropped(connection.target)
+
+    def _submit(self, target: str, messages: list[TargetMessage]) -> None:
+        if self._observer is not None:
+            self._observer.received(target, messages)
+        self.backend.submit(target, messages)
+
+    def _deliver_to(self, connection: DraftConnection) -> Callable[[list[DraftMessage]], None]:
+        observer = self._observer
+        if observer is None:
+            return connection.deliver
+
+        def deliver(messages: list[DraftMessage]) -> None:
+            observer.sent(connection.target, messages)
+            connection.deliver(messages)
+
+        return deliver
 
     async def _connection_of(self, hello: Hello) -> DraftConnection | None:
         """The connection whose Speculate stream said the same Hello; waits for it a while."""
@@ -167,7 +193,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         while (request := await next_within(requests, SILENCE_TIMEOUT_S)) is not None:
             messages = convert.step_from_wire(request)
             if messages:
-                self.backend.submit(connection.target, messages)
+                self._submit(connection.target, messages)
             if request.HasField("heartbeat"):
                 beat = convert.heartbeat_from_wire(request.heartbeat)
                 connection.send_heartbeat(self.heartbeat(beat.sequence_number, beat.sent_ns))
@@ -176,7 +202,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self, connection: DraftConnection, requests: AsyncIterator[draft_pb2.SyncRequest]
     ) -> None:
         def submit(message: TargetMessage) -> None:
-            self.backend.submit(connection.target, [message])
+            self._submit(connection.target, [message])
 
         assembly = OpenAssembly(submit)
         async for request in requests:

@@ -34,6 +34,7 @@ class DraftSession:
     params: SamplingParams
     seed: int
     verification: Verification
+    traceparent: str = ""
     member: str | None = None
     info: DraftInfo | None = None
     trusted: bool = True
@@ -61,6 +62,7 @@ class DraftSession:
             params=sequence.params,
             seed=sequence.seed,
             verification=sequence.verification,
+            traceparent=sequence.traceparent,
         )
 
     @property
@@ -105,6 +107,7 @@ class DraftSession:
             params=self.params,
             seed=self.seed,
             verification=self.verification,
+            traceparent=self.traceparent,
         )
 
     def close(self) -> Close:

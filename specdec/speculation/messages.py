@@ -51,7 +51,7 @@ class Open:
     """Start, or restart under a higher epoch, a session: the whole committed text so far.
 
     An epoch never repeats for a session, whichever draft it is sent to, so that random draws
-    keyed by it do not repeat either.
+    keyed by it do not repeat either. `traceparent`: W3C trace context of a traced request, else "".
     """
 
     session_id: int
@@ -61,6 +61,7 @@ class Open:
     params: SamplingParams
     seed: int
     verification: Verification
+    traceparent: str = ""
 
 
 @dataclass(slots=True)

@@ -192,7 +192,7 @@ class SyncResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session_id", "epoch", "num_prompt_tokens", "num_output_tokens", "token_ids", "params", "seed", "verification")
+    __slots__ = ("session_id", "epoch", "num_prompt_tokens", "num_output_tokens", "token_ids", "params", "seed", "verification", "traceparent")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,7 @@ class Open(_message.Message):
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     epoch: int
     num_prompt_tokens: int
@@ -209,7 +210,8 @@ class Open(_message.Message):
     params: _sampling_pb2.SamplingParams
     seed: int
     verification: _sampling_pb2.Verification
-    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., verification: _Optional[_Union[_sampling_pb2.Verification, str]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., verification: _Optional[_Union[_sampling_pb2.Verification, str]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class OpenTokens(_message.Message):
     __slots__ = ("session_id", "epoch", "token_ids")

@@ -33,6 +33,7 @@ CONFIGS = (
     settings.GatewaySettings,
     settings.RankResources,
     settings.DraftServerSettings,
+    settings.TracingSettings,
 )
 
 

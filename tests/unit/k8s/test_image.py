@@ -50,7 +50,7 @@ def test_its_python_is_that_of_the_tests():
 @pytest.mark.parametrize("name", STAGES)
 def test_every_package_is_pinned_to_what_the_tests_run_with(name):
     build = stage(f"build-{name}")
-    assert "pip install --constraint constraints.txt '.[serve]'" in build
+    assert "pip install --constraint constraints.txt '.[serve,tracing]'" in build
     assert "\"$(grep '^torch==' constraints.txt)\"" in build
     pins = dict(
         line.split("==") for line in (REPOSITORY / "constraints.txt").read_text().splitlines()
