@@ -238,7 +238,7 @@ def _write(rows: Sequence[Row], output_file: Path | None, plot: Path | None) -> 
     from specdec.simulation.characterization.summary import to_csv
 
     if output_file is not None:
-        output_file.write_text(to_csv(rows), encoding="utf-8")
+        _write_text(output_file, to_csv(rows))
     if plot is not None:
         from specdec.simulation.characterization.figure import draw
 
@@ -246,6 +246,15 @@ def _write(rows: Sequence[Row], output_file: Path | None, plot: Path | None) -> 
     for path in (output_file, plot):
         if path is not None:
             messages().print(f"wrote {path}")
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"output: cannot write {path}: {error.strerror}", field="output"
+        ) from error
 
 
 def _report(study: Study, rows: Sequence[Row]) -> dict[str, Any]:

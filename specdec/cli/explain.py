@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from specdec.cli.console import output, print_json
 from specdec.cli.explanation_table import print_explanations
-from specdec.cli.options import AsJson
+from specdec.cli.options import MAX_TIMEOUT_S, AsJson
 
 if TYPE_CHECKING:
     from specdec.client import ExplainedSequence
@@ -32,7 +32,10 @@ RequestId = Annotated[str, typer.Argument(help="The request's id, as its respons
 Address = Annotated[str, typer.Option(help="host:port of the server's gRPC.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="SPECDEC_API_KEY", help="The request's key.")]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.001, help="Give up after this many seconds.")
+    float,
+    typer.Option(
+        "--timeout", min=0.001, max=MAX_TIMEOUT_S, help="Give up after this many seconds."
+    ),
 ]
 
 

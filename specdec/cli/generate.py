@@ -23,6 +23,7 @@ from specdec.cli.generation import (
 from specdec.cli.local_engine import decoder, encode, open_engine
 from specdec.cli.options import (
     DEMO_MODEL,
+    MAX_TIMEOUT_S,
     AsJson,
     Chat,
     Draft,
@@ -83,7 +84,10 @@ ApiKey = Annotated[
     str | None, typer.Option(envvar="SPECDEC_API_KEY", help="API key for --address.")
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.001, help="Give up after this many seconds.")
+    float,
+    typer.Option(
+        "--timeout", min=0.001, max=MAX_TIMEOUT_S, help="Give up after this many seconds."
+    ),
 ]
 
 

@@ -35,6 +35,7 @@ Exit status: 0 a plan, 2 bad input or no layout that keeps the latency."""
 
 DECIMALS = 4
 MAX_K_LIMIT = 32
+MIN_HEADROOM = 0.01
 
 Machine = Annotated[str, typer.Argument(help="TARGET@GPUxN+DRAFT[@GPU], or a .json file.")]
 Rate = Annotated[float, typer.Option(help="Requests per second at the peak.")]
@@ -85,9 +86,11 @@ def plan(
     check_number("rate", rate, may_be_zero=False)
     check_number("tpot_ms", tpot_ms, may_be_zero=False)
     check_number("network", network)
-    check_number("headroom", headroom, may_be_zero=False)
-    if headroom > 1:
-        raise ConfigError(f"headroom must be at most 1, not {headroom}", field="headroom")
+    check_number("headroom", headroom, may_be_zero=False, most=1)
+    if headroom < MIN_HEADROOM:
+        raise ConfigError(
+            f"headroom must be at least {MIN_HEADROOM}, not {headroom}", field="headroom"
+        )
     check_whole("max_k", max_k, 0, MAX_K_LIMIT)
     check_whole("max_sequences", max_sequences, 1, 4096)
     check_whole("seed", seed, 0, 2**63 - 1)

@@ -31,6 +31,8 @@ DRAFTERS = {
 }
 MAX_STEPS = 10_000_000
 MAX_TARGETS = 10_000
+MAX_NUMBER = 1e9
+MAX_DURATION_S = 366 * 86_400.0
 
 WORKLOAD, LOAD, SERVICE, OUTPUT = "Requests", "Load", "Service (with --duration)", "Output"
 
@@ -205,8 +207,13 @@ def check_whole(name: str, value: int, least: int, most: int) -> None:
         raise ConfigError(f"{name} must be between {least} and {most}, not {value}", field=name)
 
 
-def check_number(name: str, value: float, may_be_zero: bool = True) -> None:
-    """Raise ConfigError, naming the option, for a number that is negative or not finite."""
+def check_number(
+    name: str, value: float, may_be_zero: bool = True, most: float = MAX_NUMBER
+) -> None:
+    """Raise ConfigError, naming the option, for a number that is negative, not finite, or above
+    `most`: beyond that, sums overflow, or nobody lives to see the end."""
     if not (math.isfinite(value) and value >= 0) or (value == 0 and not may_be_zero):
         bound = "at least 0" if may_be_zero else "above 0"
         raise ConfigError(f"{name} must be finite and {bound}, not {value}", field=name)
+    if value > most:
+        raise ConfigError(f"{name} must be at most {most:g}, not {value}", field=name)

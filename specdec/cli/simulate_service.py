@@ -9,7 +9,13 @@ from typing import Any
 
 from specdec.cli import simulate_plots, simulate_report
 from specdec.cli.console import messages, output, print_json, progress_bar
-from specdec.cli.simulate_options import MAX_TARGETS, ServiceOptions, check_number, check_whole
+from specdec.cli.simulate_options import (
+    MAX_DURATION_S,
+    MAX_TARGETS,
+    ServiceOptions,
+    check_number,
+    check_whole,
+)
 from specdec.errors import ConfigError
 from specdec.simulation import plots
 from specdec.simulation.closed_runs import BASELINE, MAX_CONCURRENCY
@@ -91,8 +97,8 @@ def _service(
     drafters: tuple[str, ...],
     facts: dict[str, Any],
 ) -> Service:
-    check_number("duration", options.duration, may_be_zero=False)
-    check_number("warm_up", options.warm_up)
+    check_number("duration", options.duration, may_be_zero=False, most=MAX_DURATION_S)
+    check_number("warm_up", options.warm_up, most=MAX_DURATION_S)
     check_whole("concurrency", facts["concurrency"], 1, MAX_CONCURRENCY)
     check_whole("targets", options.targets, 1, MAX_TARGETS)
     check_whole("drafts", options.drafts, 0, MAX_TARGETS)

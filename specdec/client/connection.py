@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from specdec.errors import SpecdecError
+from specdec.errors import InvalidRequestError, SpecdecError
 
 GENERATE_TIMEOUT_S: Final = 600.0
 CALL_TIMEOUT_S: Final = 30.0
@@ -18,6 +18,17 @@ CHANNEL_OPTIONS: Final[list[tuple[str, int]]] = [
 ]
 
 Metadata = tuple[tuple[str, str], ...]
+
+
+def checked_address(address: str) -> str:
+    """The address, if gRPC may be given it. Raises InvalidRequestError (field `address`)."""
+    is_text = isinstance(address, str) and address.isprintable() and bool(address.strip())
+    if not is_text:
+        raise InvalidRequestError(
+            f"address: must be host:port, such as localhost:9000, got {address!r:.100}",
+            field="address",
+        )
+    return address
 
 
 def call_metadata(api_key: str | None, application: str | None) -> Metadata:

@@ -91,6 +91,13 @@ def generate_request(
     return request
 
 
+def explain_request(request_id: str) -> inference_pb2.ExplainRequest:
+    """The message that asks why. Raises InvalidRequestError for what is no text."""
+    request = inference_pb2.ExplainRequest()
+    _assign(request, "request_id", request_id)
+    return request
+
+
 def duration(seconds: float) -> Duration:
     """A protobuf duration of a positive, finite number of seconds."""
     if not (isinstance(seconds, (int, float)) and 0 < seconds < math.inf):

@@ -15,6 +15,7 @@ from specdec.client.connection import (
     GENERATE_TIMEOUT_S,
     Metadata,
     call_metadata,
+    checked_address,
     cut_short,
 )
 from specdec.client.requests import GenerateOptions, Message, Prompt
@@ -40,7 +41,7 @@ class Client:
         credentials: grpc.ChannelCredentials | None = None,
         application: str | None = None,
     ) -> None:
-        self.address = address
+        self.address = checked_address(address)
         self._api_key = api_key
         self._application = application
         if credentials is None:
@@ -187,7 +188,7 @@ class Client:
 
         Raises RequestNotFoundError where it is not known, not yours, or too long ago.
         """
-        request = inference_pb2.ExplainRequest(request_id=request_id)
+        request = requests.explain_request(request_id)
         return results.explained(self._call(self._stub.Explain, request, timeout_s, api_key))
 
     def _metadata(self, api_key: str | None) -> Metadata:

@@ -82,7 +82,7 @@ def check_path(path: Path) -> None:
 
 def save(path: Path, panels: Sequence[Panel], columns: int = 1) -> None:
     """Draw `panels` in rows of `columns` and write them to `path`. Raises ConfigError as
-    `check_path` does, and OSError where the disk refuses."""
+    `check_path` does, and where the disk refuses."""
     check_path(path)
     import matplotlib
 
@@ -140,5 +140,7 @@ def _write(path: Path, figure: Figure) -> None:
     try:
         figure.savefig(partial, format=suffix[1:], metadata=metadata)
         partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"plot: cannot write {path}: {error.strerror}", field="plot") from error
     finally:
         partial.unlink(missing_ok=True)

@@ -73,6 +73,8 @@ def test_a_checked_plan_is_simulated():
         ([MACHINE, "--rate", "1", "--tpot-ms", "0.5"], "tpot_ms: no layout is that fast"),
         ([MACHINE, "--rate", "1", "--network", "-1"], "network must be finite"),
         ([MACHINE, "--rate", "1", "--headroom", "1.5"], "headroom must be at most 1"),
+        ([MACHINE, "--rate", "1", "--headroom", "1e-320"], "headroom must be at least 0.01"),
+        ([MACHINE, "--rate", "1e300"], "rate must be at most 1e+09"),
         ([MACHINE, "--rate", "1", "--max-k", "99"], "max_k must be between 0 and 32"),
         ([MACHINE, "--rate", "1", "--workload", "x"], "workload: unknown workload 'x'"),
         ([MACHINE, "--rate", "1", "--drafter", "ngram"], "drafter: ngram does not belong"),

@@ -153,6 +153,8 @@ def test_pictures_are_drawn(tmp_path, trace, suffix):
     [
         (["--duration", "-1"], "duration must be finite and above 0"),
         (["--duration", "nan"], "duration must be finite and above 0"),
+        (["--duration", "1e20"], "duration must be at most 3.16"),
+        ([*SHORT, "--warm-up", "1e20"], "warm_up must be at most 3.16"),
         ([*SHORT, "--warm-up", "-2"], "warm_up must be finite and at least 0"),
         ([*SHORT, "--arrivals", "poisson:-3"], "arrivals: 'poisson:-3' is none of"),
         ([*SHORT, "--network", "constant:-1"], "network: 'constant:-1' is none of"),

@@ -84,6 +84,11 @@ def test_a_picture_that_cannot_be_written_is_refused_first(specdec, tmp_path, na
     assert message in specdec("theory", "--plot", tmp_path / name, code=2).stderr
 
 
+def test_a_disk_that_refuses_the_picture_is_told(specdec):
+    """/proc takes no files, whoever asks."""
+    assert "plot: cannot write" in specdec("theory", "--plot", "/proc/a.svg", code=2).stderr
+
+
 def test_without_matplotlib_it_says_what_to_install(specdec, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = specdec("theory", "--plot", tmp_path / "picture.svg", code=2)
