@@ -85,7 +85,10 @@ class AcceptanceLog:
                 self.path.replace(self.previous)
 
     def touch(self) -> None:
-        """Make sure that the file can be written. Raises OSError."""
+        """Make sure that the file can be written, and is one: a device or a pipe may never end.
+        Raises OSError."""
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(f"{self.path} is no regular file")
         self._locked().close()
 
     def read(self) -> Reading:

@@ -76,7 +76,7 @@ class AcceptanceMonitor:
         log = AcceptanceLog(Path(path))
         try:
             log.touch()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(
                 f"speculation.acceptance_log: cannot write to {path}: {error}",
                 field="speculation.acceptance_log",

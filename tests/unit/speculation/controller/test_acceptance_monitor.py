@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -184,6 +185,10 @@ def test_opening_names_what_is_wrong(tmp_path):
     with pytest.raises(ConfigError, match=r"acceptance_log: cannot write") as caught:
         AcceptanceMonitor.open(str(tmp_path))
     assert caught.value.field == "speculation.acceptance_log"
+    os.mkfifo(tmp_path / "pipe")
+    for endless in ("/dev/zero", str(tmp_path / "pipe"), "a\0b"):
+        with pytest.raises(ConfigError, match=r"acceptance_log: cannot write"):
+            AcceptanceMonitor.open(endless)
 
 
 def test_records_of_one_hour_and_class_count_together():
