@@ -297,6 +297,8 @@ class Engine:
             outputs.append(output)
             if row.is_decode:
                 results.append(result)
+            elif result.finished:  # a preempted one may end so, and no result tells of it
+                self.controller.close(row.sequence.seq_id)
             committed.append(
                 Committed(
                     row.sequence.seq_id,

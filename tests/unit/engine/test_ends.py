@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from specdec.engine.scheduler import Schedule
 from tests.unit.engine.engine_harness import (
     OFF,
     TellingProposer,
@@ -158,3 +159,20 @@ def test_a_draft_with_a_shorter_context_stops_drafting(
         num_known += len(output.token_ids)
     assert (num_drafted > 0) == (num_prompt_tokens < 64)
     assert outputs[-1].metrics.disabled_reason == "draft_context_full"
+
+
+def test_a_sequence_that_ends_as_its_prefill_is_made_up_for_is_forgotten(tiny_llama):
+    """Preempted with one token to go, it ends in the prefill that computes its text again: nobody
+    verified anything for it in that step, and the controller must forget it all the same."""
+    engine = make_engine(tiny_llama)
+    closed = []
+    engine.controller.close = closed.append
+    params = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 4}
+    sequence = engine.add_request(request(PROMPT, speculation=fixed(0), **params))
+    while sequence.num_output_tokens < 3:
+        engine.step()
+    engine.scheduler._preempt_latest(Schedule())
+    outputs = engine.step()
+    assert outputs[-1].finish_reason == "length"
+    assert sequence.num_preemptions == 1
+    assert closed == [sequence.seq_id]
