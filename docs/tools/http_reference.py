@@ -47,11 +47,11 @@ def _kind(schema: dict[str, Any]) -> str:
             return f"list of {_kind(schema['items'])}"
         case "object":
             return _object(schema)
-        case None:
-            return "any"
-        case kind:
+        case str() as kind:
             bounds = (f", {word} {schema[key]:g}" for key, word in BOUNDS.items() if key in schema)
             return kind + "".join(bounds)
+        case _:
+            return "any"
 
 
 def _object(schema: dict[str, Any]) -> str:

@@ -34,8 +34,8 @@ def proto_lines() -> Iterator[str]:
 
 
 def _files() -> list[FileDescriptorProto]:
-    buf = Path(sys.executable).parent / "buf"
-    command = [buf, "build", PROTOS, "--as-file-descriptor-set", "--output", "-"]
+    buf = Path(sys.executable).with_name("buf")
+    command = [str(buf), "build", str(PROTOS), "--as-file-descriptor-set", "--output", "-"]
     described = subprocess.run(command, capture_output=True, check=True).stdout
     files = {Path(f.name).stem: f for f in FileDescriptorSet.FromString(described).file}
     return [files[name] for name in ORDER]

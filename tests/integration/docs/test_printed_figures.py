@@ -21,6 +21,8 @@ ENTRIES = [
     for name in ("rules-of-thumb.md", "tuning.md")
     for entry in printed(REPOSITORY / "docs" / name)
     if arguments(entry.command)[1] in ("theory", "simulate", "plan")
+    # Takes minutes; its figures have tests of their own.
+    and "--reproduce" not in entry.command
 ]
 # `tokens/s` and `over off` follow the policy's name.
 SPEEDS = slice(1, 3)
