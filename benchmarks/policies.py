@@ -29,7 +29,7 @@ DRAFTERS = {"ngram": ("ngram",), "eagle": ("eagle",), "both": ("eagle", "ngram")
 MAX_K = 16
 RULES = ("threshold", "vllm", "sglang", "turbospec", "hf")
 # As many tokens at every concurrency, within what takes minutes.
-STEPS = {1: 8000, 8: 4000, 32: 2000, 128: 1000, 256: 800}
+STEPS = {1: 6000, 8: 3000, 32: 1500, 128: 800, 256: 500}
 QUICK_SHARE = 8
 RAMP_STEPS = 3000
 RAMP_FIXED = range(MAX_K + 1)

@@ -31,9 +31,11 @@ CLASS_WEIGHT = 24.0
 KEPT_AFTER_CHANGE = 4.0
 # A success of a drafter that was believed to be better than this is no news.
 IN_DOUBT = 0.6
-# The outcome before: none yet, 0 accepted, 1, 2-3, 4-7, 8-15, 16 and more.
-OUTCOMES_FROM = np.array([0, 1, 2, 4, 8, 16])
-FRESH, NUM_OUTCOMES = 0, 7
+# The outcome before: none yet; a rejection after 0, 1, 2-3, 4-7, 8 and more accepted tokens; or none
+# rejected, for a streak of 1, 2-3, 4-7, 8-15, 16 and more tokens over one or several proposals.
+REJECTED_FROM = np.array([1, 2, 4, 8])
+STREAK_FROM = np.array([2, 4, 8, 16])
+FRESH, REJECTED, STREAK, NUM_OUTCOMES = 0, 1, 6, 11
 # How often the last few proposals had their first token accepted: a running mean, in five classes.
 RUN_RATE = 0.15
 RUNS_FROM = np.array([0.03, 0.1, 0.25, 0.5])
@@ -166,6 +168,7 @@ class AcceptanceModel:
         self._free = list(range(max_requests - 1, -1, -1))
         self._classes: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._outcome = np.zeros(max_requests, dtype=np.int64)
+        self._streak = np.zeros(max_requests, dtype=np.int64)
         self._run = np.zeros(max_requests)
         self._class = np.zeros(max_requests, dtype=np.int64)
         self._confidence = np.full(max_requests, np.nan)  # of the proposal that is expected
@@ -240,8 +243,19 @@ class AcceptanceModel:
         expected = trials[:, :RATIO_POSITIONS] * counts.acceptance()[cells, :RATIO_POSITIONS]
         self._weigh(slots, successes[:, :RATIO_POSITIONS].sum(axis=1), expected.sum(axis=1))
         counts.add(cells, trials, successes)
-        self._outcome[slots] = 1 + np.searchsorted(OUTCOMES_FROM, num_accepted, side="right") - 1
+        self._outcome[slots] = self._outcomes(slots, num_drafted, num_accepted)
         self._run[slots] += RUN_RATE * (successes[:, 0] - self._run[slots])
+
+    def _outcomes(self, slots: Ints, num_drafted: Ints, num_accepted: Ints) -> Ints:
+        whole = num_accepted >= num_drafted
+        streak = np.where(whole, self._streak[slots] + num_accepted, 0)
+        self._streak[slots] = streak
+        result: Ints = np.where(
+            whole,
+            STREAK + np.searchsorted(STREAK_FROM, streak, side="right"),
+            REJECTED + np.searchsorted(REJECTED_FROM, num_accepted, side="right"),
+        )
+        return result
 
     def _weigh(self, slots: Ints, accepted: Floats, expected: Floats) -> None:
         """Count accepted tokens against those that the drafter's average made expect."""
@@ -341,6 +355,7 @@ class AcceptanceModel:
         slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
         self._slots[seq_id, drafter] = slot
         self._outcome[slot] = FRESH
+        self._streak[slot] = 0
         self._run[slot] = 0.0
         self._confidence[slot] = np.nan
         self._request_counts[:, slot] = 0.0
