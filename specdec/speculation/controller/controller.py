@@ -125,8 +125,9 @@ class GoodputController:
 
     def plan(self, state: BatchState) -> list[int]:
         """k for each of `state.sequences`, in order, 0 <= k <= max_k."""
-        is_short = state.num_waiting > 0 and state.free_kv < SCARCE_KV
-        step = PlannedStep(state, min(self._max_k, SCARCE_K) if is_short else self._max_k)
+        step = PlannedStep(state, self._max_k)
+        if state.num_waiting > 0 and state.free_kv < SCARCE_KV:
+            step.max_k = np.minimum(step.max_k, SCARCE_K)
         self._batch_size, self._num_kv_tokens = max(step.num_decodes, 1), state.num_kv_tokens
         self._any_fixed = any(s.fixed_k is not None for s in state.sequences)
         self._grounds = None
@@ -211,10 +212,11 @@ class GoodputController:
             return step.seconds(tried, costs) - step.seconds(ks, costs)
 
         option = self._prober.choose(options, price_s)
-        if option is not None:
-            ks = ks.copy()
-            ks[option.row] = option.probe_k
-        return ks
+        if option is None:
+            return ks
+        tried = ks.copy()
+        tried[option.row] = option.probe_k
+        return tried if step.seconds(tried, costs) <= costs.max_s else ks
 
     def _options(self, step: PlannedStep, ks: Ints, rows: Ints) -> list[ProbeOption]:
         """The one to try again, and the one whose turn it is: those that draft nothing first."""

@@ -254,3 +254,20 @@ def test_snapshot_explains_the_decision() -> None:
         float(snapshot["predicted_goodput"]), rel=0.2
     )
     assert float(snapshot["predicted_baseline"]) == pytest.approx(1 / 0.0602, rel=0.05)
+
+
+def test_scarce_kv_caps_what_is_free_to_choose_and_not_what_a_client_fixed() -> None:
+    control = controller()
+    world = World(control, {1: 0.95, 2: 0.95})
+    world.steps(100)
+    states = [SequenceState(1, 200, 8, None, "draft"), SequenceState(2, 200, 8, 5, "draft")]
+    free, fixed = control.plan(BatchState(states, 0, 400, world.now_s, num_waiting=3, free_kv=0.05))
+    assert free <= 1
+    assert fixed == 5
+
+
+def test_no_probe_makes_a_step_longer_than_allowed() -> None:
+    control = GoodputController(SpeculationConfig(max_tpot_ms=61.0))
+    world = World(control, {1: 0.9})
+    world.steps(400)
+    assert world.ks[1][100:] == [0] * 300
