@@ -79,6 +79,13 @@ def test_version(service):
     assert get(service, "/version").json() == {"version": version("specdec")}
 
 
+def test_openapi_is_what_the_pages_are_made_of(service):
+    body = get(service, "/openapi.json").json()["paths"]["/v1/chat/completions"]["post"][
+        "requestBody"
+    ]
+    assert "messages" in body["content"]["application/json"]["schema"]["properties"]
+
+
 def test_metrics_follow_the_requests(service, openai):
     before = samples(get(service, "/metrics").text)
     answer = openai.completions.create(
