@@ -31,8 +31,8 @@ CLASS_WEIGHT = 24.0
 KEPT_AFTER_CHANGE = 4.0
 # A success of a drafter that was believed to be better than this is no news.
 IN_DOUBT = 0.6
-# The outcome before: none yet; a rejection after 0, 1, 2-3, 4-7, 8 and more accepted tokens; or none
-# rejected, for a streak of 1, 2-3, 4-7, 8-15, 16 and more tokens over one or several proposals.
+# The outcome before: none yet; a rejection after 0, 1, 2-3, 4-7, 8 and more accepted tokens; or
+# none rejected, for a streak of 1, 2-3, 4-7, 8-15, 16 and more tokens in one or several proposals.
 REJECTED_FROM = np.array([1, 2, 4, 8])
 STREAK_FROM = np.array([2, 4, 8, 16])
 FRESH, REJECTED, STREAK, NUM_OUTCOMES = 0, 1, 6, 11
