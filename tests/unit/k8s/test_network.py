@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import pytest
+import yaml
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import DEFAULT_ENDPOINT
 from ray._private.ray_constants import DEFAULT_DASHBOARD_PORT
 from ray.autoscaler._private.constants import AUTOSCALER_METRIC_PORT
 from ray.dashboard.consts import DASHBOARD_METRIC_PORT
@@ -10,6 +14,7 @@ from ray.dashboard.consts import DASHBOARD_METRIC_PORT
 from deployments.launch import check_config
 from deployments.settings import AppSettings
 from tests.kubernetes import (
+    K8S,
     OVERLAYS,
     Manifest,
     application,
@@ -153,4 +158,10 @@ def test_the_weight_fill_job_may(overlay):
     policy = only(rendered(overlay), "NetworkPolicy", "specdec-weights")
     assert selects(policy["spec"]["podSelector"], labels)
     assert policy["spec"]["egress"] == [{"ports": [{"port": 443}]}]
+
+
+def test_spans_may_go_to_the_port_that_the_exporter_uses():
+    path = K8S / "components" / "tracing" / "network-policy.yaml"
+    (rule,) = yaml.safe_load(path.read_text("utf-8"))["spec"]["egress"]
+    assert rule["ports"] == [{"port": urlsplit(DEFAULT_ENDPOINT).port}]
     assert policy["spec"].get("ingress", []) == []
