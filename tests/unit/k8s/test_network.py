@@ -158,10 +158,10 @@ def test_the_weight_fill_job_may(overlay):
     policy = only(rendered(overlay), "NetworkPolicy", "specdec-weights")
     assert selects(policy["spec"]["podSelector"], labels)
     assert policy["spec"]["egress"] == [{"ports": [{"port": 443}]}]
+    assert policy["spec"].get("ingress", []) == []
 
 
 def test_spans_may_go_to_the_port_that_the_exporter_uses():
     path = K8S / "components" / "tracing" / "network-policy.yaml"
     (rule,) = yaml.safe_load(path.read_text("utf-8"))["spec"]["egress"]
     assert rule["ports"] == [{"port": urlsplit(DEFAULT_ENDPOINT).port}]
-    assert policy["spec"].get("ingress", []) == []
