@@ -37,11 +37,11 @@ serve: $(STAMP) ## Fetch the demo model if needed, then serve it over HTTP and g
 	$(BIN)/specdec models fetch smollm2
 	$(BIN)/specdec serve --config deployments/configs/cpu-demo.yaml
 
-test: lint ## Lint, then every test that needs no extra environment
-	$(BIN)/python -m pytest
+test: lint test-unit ## Lint, then every test that needs no extra environment
+	$(BIN)/python -m pytest tests/integration tests/serve
 
-test-unit: $(STAMP) ## Unit tests alone: one process, seconds
-	$(BIN)/python -m pytest tests/unit
+test-unit: $(STAMP) ## Unit tests alone: two processes, no Ray, about a minute
+	$(BIN)/python -m pytest tests/unit --numprocesses 2
 
 test-clients: $(STAMP) $(CLIENT_STAMP) ## Tests of the light client in a venv of its own
 	SPECDEC_CLIENT_PYTHON=$(abspath $(CLIENT_VENV))/bin/python $(BIN)/python -m pytest tests/clients

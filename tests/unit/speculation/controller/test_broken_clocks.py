@@ -109,5 +109,4 @@ def test_a_limit_that_no_step_can_keep_drafts_nothing() -> None:
     strict = GoodputController(SpeculationConfig(max_num_speculative_tokens=8, max_tpot_ms=1.0))
     world = World(strict, {1: 0.9})
     world.steps(100)
-    assert max(world.ks[1][40:]) == 1  # probes
-    assert sum(world.ks[1][40:]) <= 6
+    assert world.ks[1][40:] == [0] * 60  # no probe either
