@@ -42,7 +42,9 @@ def test_as_many_entries_as_the_vocabulary_has_are_allowed():
     ).validate(VOCAB_SIZE)
 
 
-@pytest.mark.parametrize("value", [5, "12", None, {1: 2}, object()], ids=["number", "text", "none", "mapping", "object"])
+@pytest.mark.parametrize(
+    "value", [5, "12", None, {1: 2}, object()], ids=["number", "text", "none", "mapping", "object"]
+)
 @pytest.mark.parametrize(
     ("name", "field"),
     [("stop_token_ids", "stop_token_ids"), ("bad_words_token_ids", "bad_words"), ("stop", "stop")],
