@@ -81,7 +81,7 @@ class DraftSession:
         """Whether a draft token counts only together with the law that it was drawn from.
 
         The law of a draft that is not ours is not believed: its tokens are verified as one-hot,
-        which is exact whatever they are (literature 3.1).
+        which is exact whatever they are.
         """
         return self.trusted and self.verification in LAW_MODES
 

@@ -29,7 +29,7 @@ def trusted_length(
     """How many leading tokens are sound, and the reason that ended them (None: all are).
 
     A law is judged before the token drawn from it, so that for an honest draft with a larger
-    vocabulary the cut depends on the law alone and biases nothing (literature 3.1).
+    vocabulary the cut depends on the law alone and biases nothing.
     """
     num_tokens = min(len(proposal.token_ids), asked_k)
     reason = TOO_MANY_TOKENS if len(proposal.token_ids) > asked_k else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# A round trip that takes half of the target's step cannot be hidden behind it (literature 7.7).
+# A round trip that takes half of the target's step cannot be hidden behind it.
 SLOW_SHARE = 0.5
 # It ends well below the bound where it began, so that it is not counted twice for one event.
 CLEARED = 0.8

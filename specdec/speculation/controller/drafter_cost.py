@@ -53,7 +53,7 @@ class Quantiles:
 def capacity_price(busy_fraction: float, num_targets: int) -> float:
     """The part of a draft's computing time that is charged though no step waits for it, 0 to 1.
 
-    lambda_d of literature 7.2, in seconds: 0 while the draft has idle time, rising to what a second
+    The price of the draft, in seconds: 0 while the draft has idle time, rising to what a second
     taken costs the others where it is the bottleneck. The own share of that damage, one in
     `num_targets`, comes back as exposed waiting and is charged there.
     """

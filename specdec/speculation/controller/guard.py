@@ -1,7 +1,7 @@
 """Never slower than no speculation: measured speed against the measured baseline.
 
 Looks at whole windows of steps and at nothing else, so that it also catches what the estimates
-get wrong (literature 7.7).
+get wrong.
 """
 
 from __future__ import annotations

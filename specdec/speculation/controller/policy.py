@@ -76,7 +76,7 @@ class Decision:
     offered_gain: goodput over `baseline` of the best plan, `required_return` aside; where nothing
         is better than drafting nothing, of one draft token deep.
     shadow_price: lambda = goodput * dT/dn, the survival that a draft position must exceed to be
-    worth its token in the target's step (literature 7.2). regret: the share of goodput that keeping
+    worth its token in the target's step. regret: the share of goodput that keeping
     the depth gives up.
     """
 

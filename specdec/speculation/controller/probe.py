@@ -1,7 +1,7 @@
 """Which sequence tries more draft tokens than pay, so that better times are noticed.
 
 A proposal at K shows what every shorter K would have given; only deeper K and the way back from 0
-must be tried on purpose. Trials are paid from a small share of the time (literature 7.5).
+must be tried on purpose. Trials are paid from a small share of the time.
 """
 
 from __future__ import annotations
