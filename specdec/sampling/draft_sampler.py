@@ -2,7 +2,7 @@
 
 Greedy: the argmax. Coupled: the draft's own law with the target's noise. Rejection and block: a
 sparse law, and a token sampled from exactly that law. The draft never decides here whether to
-send a token: a decision that saw the sampled token would bias the output (literature 3.1).
+send a token: a decision that saw the sampled token would bias the output.
 """
 
 from __future__ import annotations

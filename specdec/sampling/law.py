@@ -1,7 +1,7 @@
 """The sparse draft law: the distribution that a draft samples from, exactly as it is sent.
 
 Weights are u16 and sum to 65535, ids ascend, and sampling is integer inverse CDF, so that draft
-and target hold the same numbers (literature 3.3, 8.5). It knows no model and no randomness: the
+and target hold the same numbers. It knows no model and no randomness: the
 caller brings the probabilities, and the integer to sample with.
 """
 
