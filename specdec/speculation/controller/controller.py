@@ -246,7 +246,9 @@ class GoodputController:
         self._num_planned = int(ks.sum())
         error = max((self._cost.propose_error(drafter) for drafter in asked), default=0.0)
         expected = None
-        if all(self._cost.num_proposals(drafter) >= TRUSTED for drafter in asked):
+        # What a client fixed is waited for as long as the operator allows.
+        is_known = all(self._cost.num_proposals(drafter) >= TRUSTED for drafter in asked)
+        if is_known and not step.fixed_ks.any():
             seconds = (self._cost.propose_s(name, *amount) for name, amount in asked.items())
             expected = sum(seconds)
         self._wait.set(expected, error, self._worth_s(), self._cost.jitter_s(asked))

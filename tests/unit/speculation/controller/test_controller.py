@@ -271,3 +271,15 @@ def test_no_probe_makes_a_step_longer_than_allowed() -> None:
     world = World(control, {1: 0.9})
     world.steps(400)
     assert world.ks[1][100:] == [0] * 300
+
+
+def test_a_fixed_k_is_waited_for_as_long_as_the_operator_allows() -> None:
+    """What is usual bounds the wait only where the controller chose K."""
+    control = GoodputController(SpeculationConfig(max_wait_ms=200.0))
+    world = World(control, {1: 0.9}, fixed_k={1: 4})
+    world.steps(60)
+    assert world.ks[1][-10:] == [4] * 10
+    assert control.wait_s() == 0.2
+    free = World(GoodputController(SpeculationConfig(max_wait_ms=200.0)), {1: 0.9})
+    free.steps(60)
+    assert free.controller.wait_s() < 0.2
