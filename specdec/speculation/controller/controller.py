@@ -82,7 +82,6 @@ class GoodputController:
         self._grounds: Grounds | None = None
         self._phase = "calibrating"
         self._any_fixed = False
-        self._batch_size, self._num_kv_tokens = 1, 0
         self._committed = self._seconds = 0.0
         self._baseline_total_s = self._speculating_total_s = 0.0
         self._num_planned = self._num_steps = 0
@@ -128,7 +127,6 @@ class GoodputController:
         step = PlannedStep(state, self._max_k)
         if state.num_waiting > 0 and state.free_kv < SCARCE_KV:
             step.max_k = np.minimum(step.max_k, SCARCE_K)
-        self._batch_size, self._num_kv_tokens = max(step.num_decodes, 1), state.num_kv_tokens
         self._any_fixed = any(s.fixed_k is not None for s in state.sequences)
         self._grounds = None
         ks = self._choose(step, state.now_s)
