@@ -68,8 +68,8 @@ class RayWorkers:
             for rank, actor in enumerate(self._actors, start=1)
         ]
 
-    def lost(self) -> str | None:
-        ended, _ = ray.wait(self._lives, num_returns=len(self._lives), timeout=0.2)
+    def lost(self, within_s: float = 0.0) -> str | None:
+        ended, _ = ray.wait(self._lives, num_returns=len(self._lives), timeout=within_s)
         for rank, life in enumerate(self._lives, start=1):
             if life in ended:
                 try:

@@ -23,7 +23,6 @@ from specdec.model.ranks import RankSpec, run_worker
 
 # Exit code of a rank that is sound itself but has lost the others.
 _EXIT_LOST_GROUP = 3
-_REAP_S = 0.2
 _KILL_DEADLINE_S = 5.0
 
 
@@ -56,13 +55,19 @@ class LocalWorkers:
         """Of ranks 1, 2, ...; None while a rank lives, negative where a signal ended it."""
         return [process.exitcode for process in self._processes]
 
-    def lost(self) -> str | None:
-        """How the first rank ended that did not end because of another one."""
-        wait([process.sentinel for process in self._processes], timeout=_REAP_S)
-        for rank, process in enumerate(self._processes, start=1):
-            if process.exitcode not in (None, _EXIT_LOST_GROUP):
-                return f"rank {rank} (process {process.pid}) {_describe_exit(process.exitcode)}"
-        return None
+    def lost(self, within_s: float = 0.0) -> str | None:
+        """How the first rank ended that did not end because of another one, None where none did
+        within the time. A killed rank's connections break before its process can be reaped."""
+        deadline = time.monotonic() + within_s
+        while True:
+            for rank, process in enumerate(self._processes, start=1):
+                if process.exitcode not in (None, _EXIT_LOST_GROUP):
+                    return f"rank {rank} (process {process.pid}) {_describe_exit(process.exitcode)}"
+            running = [each.sentinel for each in self._processes if each.exitcode is None]
+            left_s = deadline - time.monotonic()
+            if not running or left_s <= 0:
+                return None
+            wait(running, timeout=left_s)
 
     def end(self, deadline_s: float) -> None:
         """Wait for the processes until the deadline, then kill those that are left."""

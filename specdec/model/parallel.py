@@ -37,6 +37,8 @@ __all__ = [
 _LOOPBACK = "127.0.0.1"
 _SHUTDOWN_DEADLINE_S = 5.0
 _ARRIVAL_POLL_S = 0.05
+# A lost worker is seen by its connections first, and only then by whatever started it.
+_REAP_S = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +46,8 @@ logger = logging.getLogger(__name__)
 class Workers(Protocol):
     """The ranks other than 0, as whatever started them sees them."""
 
-    def lost(self) -> str | None:
-        """Which worker has ended and how, for people; None while all live. Quick."""
+    def lost(self, within_s: float = 0.0) -> str | None:
+        """Which worker has ended and how, for people; None where none has `within_s` from now."""
         ...
 
     def end(self, deadline_s: float) -> None:
@@ -97,7 +99,7 @@ class TensorParallelExecutor:
                 group.leave()
                 raise
         except RuntimeError as error:
-            reason = workers.lost() or str(error)
+            reason = workers.lost(_REAP_S) or str(error)
             workers.end(0)
             raise UnavailableError(f"tensor-parallel ranks did not start: {reason}") from error
         except BaseException:
@@ -167,7 +169,7 @@ class TensorParallelExecutor:
         """Cut the connections, which ends every rank that still runs, and end those that do not."""
         self._stopped.set()
         self._runner = None
-        self._ended = f"tensor-parallel group lost: {self._workers.lost() or error}"
+        self._ended = f"tensor-parallel group lost: {self._workers.lost(_REAP_S) or error}"
         logger.error(self._ended)
         self._group.leave()
         self._workers.end(0)
