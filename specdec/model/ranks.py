@@ -43,7 +43,7 @@ class Deadlines:
     """
 
     load_s: float = 900.0
-    step_s: float = 4.0
+    step_s: float = 3.5
     cuda_step_s: float = 30.0
     plan_s: float = 4.0
     idle_plan_s: float = 1.0

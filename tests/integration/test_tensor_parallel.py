@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 SIZE = 4
 VOCAB = 97  # odd, so that the ranks' shares of the head differ
 BLOCK_SIZE = 4
-# Four seconds for a collective, then half a second to learn which rank was lost; the rest is slack.
+# Promised are 5 s, of which the code's own deadlines take 4; the rest is slack for a busy machine.
 NOTICE_S = 8.0
 
 
