@@ -1,0 +1,77 @@
+"""`specdec serve` as a user runs it: a process of its own, for the tests that talk to it."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+READY_TIMEOUT_S = 400  # half a minute on an idle machine
+STOP_TIMEOUT_S = 60
+SPECDEC = (sys.executable, "-m", "specdec.cli")
+READY = re.compile(r"^ready$.*^  first answer  Once upon a time.", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ServedCommand:
+    """A running `specdec serve` and the file that it writes to."""
+
+    process: subprocess.Popen[bytes]
+    http_port: int
+    grpc_port: int
+    log: Path
+
+    @property
+    def http_url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    def log_tail(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def wait_until_ready(self) -> None:
+        """Ready is what it says of itself, and a first answer that proves it."""
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while not READY.search(self.log.read_text(errors="replace")):
+            assert self.process.poll() is None, self.log_tail()
+            assert time.monotonic() < deadline_s, self.log_tail()
+            time.sleep(0.5)
+
+
+@contextmanager
+def served(log: Path, *options: object) -> Iterator[ServedCommand]:
+    """`specdec serve` with these options on free ports, ready; it ends with the block."""
+    http_port, grpc_port = _free_ports(2)
+    ports = ("--http-port", http_port, "--grpc-port", grpc_port)
+    command = [*SPECDEC, "serve", *map(str, options), *map(str, ports)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        running = ServedCommand(process, http_port, grpc_port, log)
+        try:
+            running.wait_until_ready()
+            yield running
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            finally:
+                process.kill()
+
+
+def _free_ports(number: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(number)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
