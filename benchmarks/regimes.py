@@ -88,7 +88,11 @@ class Phase:
 
 def recovery(before: Phase, after: Phase, seeds: int, first: Phase | None = None) -> int:
     """Steps after the change until, in the mean over seeds, expected goodput stays within 2 % of
-    that of the right K, over every WINDOW steps."""
+    that of the right K, over every WINDOW steps.
+
+    Runs settle for different times: the controller looks at k = 0 for one step in some hundreds,
+    on a schedule that would else fall into the same window of all of them.
+    """
     shares = np.zeros((seeds, OBSERVED))
     for seed in range(seeds):
         regime = Regime((first or before).alpha, seed)
@@ -96,7 +100,7 @@ def recovery(before: Phase, after: Phase, seeds: int, first: Phase | None = None
         if first:
             loop.run(SETTLE, first.batch)
         regime.alpha = before.alpha
-        loop.run(SETTLE, before.batch)
+        loop.run(SETTLE + seed * WINDOW, before.batch)
         regime.alpha = after.alpha
         for step in range(OBSERVED):
             result = loop.run(1, after.batch)
