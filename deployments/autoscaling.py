@@ -1,43 +1,68 @@
-"""Scaling rules, apart for target and draft (design section 1: each scales on its own).
+"""Serve's way to our scaling rules: one policy for the application, since drafts are scaled by what
+targets report of them.
 
-Both read what the replicas record (`record_autoscaling_stats`), since traffic on our own gRPC port
-is invisible to Serve's request counts.
+The replicas record readings (`record_autoscaling_stats`), Serve averages them over
+`look_back_period_s`; `specdec.speculation.scaling` says how many replicas that calls for. Traffic
+on our own gRPC port is invisible to Serve's request counts.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ray.serve._private.common import DeploymentID
+from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
 from ray.serve.config import AutoscalingContext
 
-TARGET_BUSY_FRACTION = 0.7
-TARGET_QUEUE_PER_REPLICA = 4.0
-TARGET_KV_USAGE = 0.8
+from specdec.speculation.scaling import (
+    DraftReading,
+    TargetReading,
+    wanted_drafts,
+    wanted_targets,
+)
+
+if TYPE_CHECKING:  # this module travels to Serve's controller, which needs no more of us
+    from deployments.settings import RankResources
+
+# What the price of a GPU-hour buys, about.
+CPUS_PER_GPU = 64
+
+Reading = TypeVar("Reading", DraftReading, TargetReading)
+Decisions = dict[DeploymentID, int | float]
 
 
-def draft_policy(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """Enough draft replicas that each is busy at most 70 % of the time.
+def policy(
+    contexts: Mapping[DeploymentID, AutoscalingContext],
+) -> tuple[Decisions, dict[DeploymentID, dict[str, Any]]]:
+    """Replicas for each deployment that has an `autoscaling_config`. Bounds and delays are applied
+    by Serve. Deployments other than target and draft keep Serve's own rule."""
+    by_name = {context.deployment_name: context for context in contexts.values()}
+    target = by_name.get("Target")
+    targets = _readings(target, TargetReading) if target is not None else []
+    wanted: Decisions = {}
+    for name, context in contexts.items():
+        running, current = context.current_num_replicas, context.target_num_replicas
+        if context is target:
+            wanted[name] = wanted_targets(targets, running, current)
+        elif context.deployment_name == "Draft":
+            num_targets = target.current_num_replicas if target is not None else 0
+            drafts = _readings(context, DraftReading)
+            wanted[name] = wanted_drafts(drafts, targets, running, num_targets, current)
+        else:
+            wanted[name], _ = replica_queue_length_autoscaling_policy(context)
+    return wanted, {}
 
-    A draft is a server with a deadline: past that, proposals come late and are worth nothing.
-    """
-    busy = _mean(context, "busy_fraction")
-    return _bounded(context, context.current_num_replicas * busy / TARGET_BUSY_FRACTION), {}
+
+def replica_cost(resources: RankResources, num_ranks: int) -> float:
+    """Of a replica of so many ranks, in GPUs."""
+    return num_ranks * (resources.num_gpus + resources.num_cpus / CPUS_PER_GPU)
 
 
-def target_policy(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """Enough target replicas for both the queue and the KV cache."""
-    current = context.current_num_replicas
-    by_queue = current * _mean(context, "num_waiting") / TARGET_QUEUE_PER_REPLICA
-    by_kv = current * _mean(context, "kv_usage") / TARGET_KV_USAGE
-    return _bounded(context, max(by_queue, by_kv)), {}
-
-
-def _mean(context: AutoscalingContext, name: str) -> float:
-    values = list((context.aggregated_metrics or {}).get(name, {}).values())
-    return sum(values) / len(values) if values else 0.0
-
-
-def _bounded(context: AutoscalingContext, wanted: float) -> int:
-    low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-    return max(low, min(high, math.ceil(wanted)))
+def _readings(context: AutoscalingContext, kind: type[Reading]) -> list[Reading]:
+    """Of the replicas that reported all that belongs to a reading."""
+    metrics = context.aggregated_metrics or {}
+    columns = [metrics.get(field.name, {}) for field in fields(kind)]
+    replicas = [replica for replica in columns[0] if all(replica in each for each in columns)]
+    return [kind(*(column[replica] for column in columns)) for replica in replicas]

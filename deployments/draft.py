@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 import ray
 from ray import serve
 
+from deployments.autoscaling import replica_cost
 from deployments.draft_traces import DraftTraces
 from deployments.logs import join_serve_log
 from deployments.ranks import build_rank_executor
@@ -24,6 +26,7 @@ from specdec.engine.draft_thread import DraftThread, build_draft_thread
 from specdec.errors import UnavailableError
 from specdec.rpc.draft_server import DraftServer
 from specdec.rpc.remote_proposer import DraftMember
+from specdec.speculation.scaling import DraftReading
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ class Draft:
         join_serve_log()
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._closing = asyncio.Event()
+        self._cost = replica_cost(resources, config.draft.tensor_parallel_size)
         self._thread = await asyncio.to_thread(_load, config, resources)
         self._tracing = start_tracing(tracing, "draft", self._replica_id)
         observer = DraftTraces(self._tracing) if self._tracing is not None else None
@@ -75,7 +79,8 @@ class Draft:
             await asyncio.sleep(LEASE_BEAT_S)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        return {"busy_fraction": 1.0 - self._thread.load().idle_fraction}
+        """One `DraftReading`, which Serve averages."""
+        return asdict(DraftReading(1.0 - self._thread.load().idle_fraction, self._cost))
 
     def record_replica_metadata(self) -> dict[str, Any]:
         return {"draft_address": self._address}

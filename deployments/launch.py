@@ -18,6 +18,7 @@ from ray import serve
 from ray.serve._private import api as private_api
 from ray.serve.config import (
     AutoscalingConfig,
+    AutoscalingPolicy,
     GangSchedulingConfig,
     RequestRouterConfig,
     gRPCOptions,
@@ -81,6 +82,12 @@ def check_config(config: Mapping[str, Any]) -> ServeDeploySchema:
         for application in schema.applications:
             if application.import_path == IMPORT_PATH:
                 AppSettings.model_validate(application.args)
+            if application.autoscaling_policy:
+                _check_section(
+                    application.autoscaling_policy,
+                    AutoscalingPolicy,
+                    f"{application.name}.autoscaling_policy",
+                )
             for deployment in application.deployments:
                 _check_sections(deployment)
     except pydantic.ValidationError as error:
@@ -107,8 +114,12 @@ def _check_sections(deployment: DeploymentSchema) -> None:
     for name, kind in SECTIONS.items():
         given = getattr(deployment, name)
         if isinstance(given, Mapping) and given:
-            understood = kind.model_validate(given).model_dump(exclude_unset=True)
-            _refuse_unknown_keys(given, understood, f"{deployment.name}.{name}")
+            _check_section(given, kind, f"{deployment.name}.{name}")
+
+
+def _check_section(given: Mapping[str, Any], kind: type[pydantic.BaseModel], path: str) -> None:
+    understood = kind.model_validate(given).model_dump(exclude_unset=True)
+    _refuse_unknown_keys(given, understood, path)
 
 
 def _stop_on_signals() -> threading.Event:

@@ -11,13 +11,14 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TypeVar
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.auth import owner_of
+from deployments.autoscaling import replica_cost
 from deployments.explanations import ReplicaExplanations
 from deployments.logs import join_serve_log
 from deployments.membership import Membership
@@ -42,6 +43,7 @@ from specdec.sequence import SequenceOutput
 from specdec.speculation.draft_counters import DraftCounters
 from specdec.speculation.handshake import TargetIdentity
 from specdec.speculation.messages import Heartbeat
+from specdec.speculation.scaling import TargetReading, WaitedShare, speculation_of
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +91,7 @@ class Target:
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._remote: RemoteProposer | None = None
         self._explaining = asyncio.Lock()
+        self._waited = WaitedShare()
         self._tracing = start_tracing(tracing or TracingSettings(), "target", self._replica_id)
         self._traces = TargetTraces(self._tracing)
         self._engine = AsyncEngine(await asyncio.to_thread(self._build, draft is not None))
@@ -170,8 +173,21 @@ class Target:
         }
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        scheduler = self._engine.engine.scheduler
-        return {"num_waiting": float(scheduler.num_waiting), "kv_usage": scheduler.kv_usage}
+        """One `TargetReading`, which Serve averages."""
+        engine = self._engine.engine
+        scheduler, stats = engine.scheduler, engine.stats()
+        speculation = speculation_of(stats.controller)
+        places = scheduler.num_running / scheduler.config.max_num_sequences
+        reading = TargetReading(
+            usage=max(scheduler.kv_usage, places),
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            gain=speculation.gain if scheduler.num_running else 1.0,
+            price=speculation.price,
+            waited=self._waited.share(stats.counters.step_wait.total),
+            cost=replica_cost(self._resources, self._config.target.tensor_parallel_size),
+        )
+        return asdict(reading)
 
     def check_health(self) -> None:
         """Raises where the engine has failed, a rank is lost or a step hangs; Serve then replaces

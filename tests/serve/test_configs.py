@@ -51,16 +51,22 @@ def test_every_function_that_a_config_names_exists(name):
     schema = check_config(load(name))
     paths = [application.import_path for application in schema.applications]
     paths += schema.grpc_options.grpc_servicer_functions
-    for deployment in schema.applications[0].deployments:
-        scaling = load_section(deployment.autoscaling_config)
-        if "policy" in scaling:
-            paths.append(scaling["policy"]["policy_function"])
+    policy = schema.applications[0].autoscaling_policy
+    if policy is not None:
+        paths.append(policy["policy_function"])
     for path in paths:
         assert callable(import_attr(path))
 
 
-def load_section(section):
-    return section if isinstance(section, dict) else {}
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_scales_is_scaled_by_our_rule(name):
+    """Serve's own rule counts calls, and drafts get none."""
+    (application,) = load(name)["applications"]
+    scaling = {d["name"] for d in application["deployments"] if "autoscaling_config" in d}
+    # The rule for drafts reads what targets report, and those report only where they scale, too.
+    assert scaling in (set(), {"Target", "Draft"})
+    assert bool(scaling) == ("autoscaling_policy" in application)
+    assert all("policy" not in d.get("autoscaling_config", {}) for d in application["deployments"])
 
 
 TYPOS = [
@@ -73,6 +79,7 @@ TYPOS = [
     ("applications", 0, "deployments", 2, "ray_actor_options", "num_gpuz"),
     ("applications", 0, "deployments", 2, "autoscaling_config", "min_replica"),
     ("applications", 0, "deployments", 2, "autoscaling_config", "policy", "policy_functions"),
+    ("applications", 0, "autoscaling_policy", "policy_functions"),
     ("applications", 0, "args", "targets"),
     ("applications", 0, "args", "target", "cach"),
     ("applications", 0, "args", "target", "target", "dtypes"),

@@ -1,62 +1,94 @@
-"""The scaling rules, from what replicas record to how many there should be."""
+"""Serve's way to the scaling rules: contexts in, replicas for each deployment out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import pytest
 
-from deployments.autoscaling import draft_policy, target_policy
+from deployments.autoscaling import CPUS_PER_GPU, policy, replica_cost
+from deployments.settings import RankResources
+from specdec.speculation.scaling import DraftReading, TargetReading
+
+BUSY_TARGET = TargetReading(
+    usage=0.5, num_running=10, num_waiting=0, gain=2.0, price=0.5, waited=0.2, cost=4.0
+)
+
+
+@dataclass
+class Config:
+    """What Serve's own rule reads of a deployment's config."""
+
+    def get_target_ongoing_requests(self) -> float:
+        return 2.0
 
 
 @dataclass
 class Context:
     """What a policy reads of Serve's AutoscalingContext."""
 
+    deployment_name: str
     current_num_replicas: int
-    aggregated_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    capacity_adjusted_min_replicas: int = 1
-    capacity_adjusted_max_replicas: int = 8
+    target_num_replicas: int
+    aggregated_metrics: dict[str, dict[str, float]] | None
+    total_num_requests: float = 0.0
+    policy_state: dict[str, Any] = field(default_factory=dict)
+    config: Config = field(default_factory=Config)
 
 
-def recorded(name, values):
-    return {name: {f"replica-{i}": value for i, value in enumerate(values)}}
+def context(name: str, readings: list[Any], running: int | None = None, current: int | None = None):
+    """As Serve averages what replicas record: name to replica to value."""
+    metrics: dict[str, dict[str, float]] = {"ongoing_requests": {}}
+    for number, reading in enumerate(readings):
+        for key, value in asdict(reading).items():
+            metrics.setdefault(key, {})[f"{name}-{number}"] = value
+    running = len(readings) if running is None else running
+    return Context(name, running, running if current is None else current, metrics)
 
 
-@pytest.mark.parametrize(
-    ("busy", "wanted"),
-    [
-        ([0.0], 1),
-        ([0.7], 1),
-        ([0.71], 2),
-        ([0.7, 0.7], 2),
-        ([1.0, 1.0], 3),
-        ([0.1, 0.1, 0.1, 0.1], 1),
-        ([1.0] * 8, 8),
-    ],
-)
-def test_drafts_are_kept_at_seventy_percent(busy, wanted):
-    context = Context(len(busy), recorded("busy_fraction", busy))
-    assert draft_policy(context) == (wanted, {})
+def wanted(*contexts: Context) -> dict[str, int]:
+    decisions, state = policy({each.deployment_name: each for each in contexts})
+    assert state == {}
+    return decisions
 
 
-@pytest.mark.parametrize(
-    ("waiting", "kv_usage", "wanted"),
-    [
-        ([0, 0], [0.1, 0.1], 1),
-        ([4, 4], [0.1, 0.1], 2),
-        ([9, 9], [0.1, 0.1], 5),
-        ([0, 0], [0.9, 0.9], 3),
-        ([0, 0], [0.8, 0.8], 2),
-        ([100, 100], [1.0, 1.0], 8),
-    ],
-)
-def test_targets_follow_the_tighter_of_queue_and_memory(waiting, kv_usage, wanted):
-    metrics = recorded("num_waiting", waiting) | recorded("kv_usage", kv_usage)
-    assert target_policy(Context(len(waiting), metrics)) == (wanted, {})
+def test_drafts_are_scaled_by_what_targets_report():
+    target = context("Target", [BUSY_TARGET] * 2)
+    draft = context("Draft", [DraftReading(1.0, 1.0)] * 2)
+    assert wanted(target, draft) == {"Target": 2, "Draft": 3}
+    off = context("Target", [BUSY_TARGET.__class__(**(asdict(BUSY_TARGET) | {"gain": 1.0}))] * 2)
+    # Nothing gained, and 0.4 target-seconds lost a second, of four GPUs each: 1.6 drafts.
+    assert wanted(off, draft)["Draft"] == 2
 
 
-@pytest.mark.parametrize("policy", [draft_policy, target_policy])
-def test_nothing_recorded_means_the_least(policy):
-    assert policy(Context(3, {})) == (1, {})
-    assert policy(Context(3, {}, capacity_adjusted_min_replicas=2)) == (2, {})
+def test_a_target_of_a_fixed_number_leaves_drafts_to_their_load():
+    assert wanted(context("Draft", [DraftReading(1.0, 1.0)] * 2)) == {"Draft": 3}
+
+
+def test_replicas_that_start_are_not_wanted_twice():
+    waiting = TargetReading(**(asdict(BUSY_TARGET) | {"num_waiting": 30.0}))
+    assert wanted(context("Target", [waiting], current=3)) == {"Target": 3}
+
+
+@pytest.mark.parametrize("metrics", [None, {}, {"busy_fraction": {"one": 1.0}}])
+def test_nothing_recorded_means_as_before(metrics):
+    draft = Context("Draft", 2, 3, metrics)
+    target = Context("Target", 1, 2, metrics)
+    assert wanted(target, draft) == {"Target": 2, "Draft": 3}
+
+
+def test_a_replica_that_reported_in_part_does_not_count():
+    draft = context("Draft", [DraftReading(0.1, 1.0), DraftReading(1.0, 1.0)])
+    del draft.aggregated_metrics["cost"]["Draft-0"]
+    assert wanted(draft) == {"Draft": 3}
+
+
+def test_other_deployments_keep_serves_own_rule():
+    gateway = Context("Gateway", 2, 2, {}, total_num_requests=9.0)
+    assert wanted(gateway) == {"Gateway": 4.5}
+
+
+def test_what_replicas_cost():
+    assert replica_cost(RankResources(num_cpus=0, num_gpus=1), 4) == 4.0
+    assert replica_cost(RankResources(num_cpus=CPUS_PER_GPU, num_gpus=0), 1) == 1.0

@@ -83,12 +83,20 @@ def test_what_it_names_can_be_imported(overlay):
     config = serve_config(overlay)
     paths = [application(overlay)["import_path"]]
     paths += config["grpc_options"]["grpc_servicer_functions"]
-    for item in application(overlay)["deployments"]:
-        policy = item.get("autoscaling_config", {}).get("policy")
-        paths += [policy["policy_function"]] if policy else []
+    policy = application(overlay).get("autoscaling_policy")
+    paths += [policy["policy_function"]] if policy else []
     for path in paths:
         module, name = path.replace(":", ".").rsplit(".", 1)
         assert callable(getattr(importlib.import_module(module), name)), path
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_target_and_draft_scale_by_our_rule_or_not_at_all(overlay):
+    options = {name: deployment(overlay, name) for name in ROLES}
+    scaling = {name for name, each in options.items() if "autoscaling_config" in each}
+    assert scaling in (set(), set(ROLES))
+    assert bool(scaling) == ("autoscaling_policy" in application(overlay))
+    assert all("policy" not in each.get("autoscaling_config", {}) for each in options.values())
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
