@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from specdec.errors import UnauthenticatedError
 
 NO_TENANT = ""
+DEFAULT_CLASS = "default"
 
 
 def tenant_of(authorization: str | None, api_keys: Mapping[str, str]) -> str:
@@ -47,6 +48,13 @@ def owner_of(partition: str) -> str | None:
     except ValueError:
         return None
     return str(tenant)
+
+
+def traffic_class_of(partition: str) -> str | None:
+    """The class that a partition's requests are counted in: its tenant's, whatever the
+    `cache_salt`. Nobody's traffic, as the health check's, is in none."""
+    tenant = owner_of(partition)
+    return None if tenant is None else tenant or DEFAULT_CLASS
 
 
 def partition_of(tenant: str, cache_salt: str | None) -> str:

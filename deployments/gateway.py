@@ -128,6 +128,11 @@ class Gateway:
         """The whole fleet's metrics, as Prometheus text."""
         return await self._http.metrics()
 
+    @http_app.get("/live")
+    async def http_live(self) -> Response:
+        """The whole fleet now, as JSON: what the page and `specdec top` show."""
+        return await self._http.live()
+
     @http_app.get("/version")
     async def http_version(self) -> Response:
         """Tell the version of specdec."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deployments.auth import partition_of, tenant_of
+from deployments.auth import partition_of, tenant_of, traffic_class_of
 from deployments.explanations import ReplicaExplanations, check_found
 from deployments.prompts import Prompt, Prompter
 from deployments.request_records import RequestRecords
@@ -175,6 +175,7 @@ class GatewayService:
                 params=_seeded(params, i % n),
                 partition=partition,
                 timeout_s=timeout_s,
+                traffic_class=traffic_class_of(partition),
             )
             for i in range(total)
         ]

@@ -17,8 +17,10 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from deployments.fleet_metrics import FleetMetrics
+from deployments.fleet_reader import FleetReader
 from deployments.gateway_service import GatewayService, new_request_id
+from deployments.live_reading import live_reading
+from deployments.metrics import exposition
 from deployments.openai_choices import ChatWriter, CompletionWriter, Writer
 from deployments.openai_requests import (
     ChatBody,
@@ -76,7 +78,7 @@ class HttpHandlers:
 
     def __init__(self, service: GatewayService) -> None:
         self._service = service
-        self._fleet = FleetMetrics(service.target, service.model)
+        self._fleet = FleetReader(service.target)
 
     # -- generation ----------------------------------------------------------------------------
 
@@ -279,8 +281,13 @@ class HttpHandlers:
         return Response(status_code=200)
 
     async def metrics(self) -> Response:
-        text = await self._fleet.text()
+        reading = await self._fleet.read()
+        text = exposition(self._service.model, reading.described, reading.counters)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def live(self) -> Response:
+        reading = await self._fleet.watch()
+        return JSONResponse(live_reading(self._service.model, version("specdec"), reading))
 
     def version(self) -> Response:
         return JSONResponse({"version": version("specdec")})

@@ -41,6 +41,8 @@ ENGINE_COUNTERS_BY = {
     "disabled": ("speculation_disabled", "reason", "Requests without speculation."),
     "steps_by_k": ("decode_steps_by_k", "k", "Decode steps of sequences by draft tokens verified."),
 }
+# Attributes of ClassCounts, less the `num_`; not exported.
+CLASS_COUNTERS = ("steps", "draft_tokens", "accepted_tokens", "generation_tokens")
 ENGINE_HISTOGRAMS = {
     "time_to_first_token": ("time_to_first_token_seconds", "From arrival to the first token."),
     "time_per_output_token": (

@@ -38,6 +38,20 @@ def counters_of(described: TargetDescription) -> Samples:
     return dict(_counters(described))
 
 
+def class_counters_of(described: TargetDescription) -> Samples:
+    """What a replica counted by class of requests. For /live alone: a metric has no label that
+    tells tenants apart."""
+    return {
+        class_key(name, traffic_class): getattr(counts, f"num_{name}")
+        for traffic_class, counts in described.stats.counters.classes.items()
+        for name in names.CLASS_COUNTERS
+    }
+
+
+def class_key(name: str, traffic_class: str) -> Key:
+    return Key(f"class_{name}", "_total", (("class", traffic_class),))
+
+
 def gauges_of(described: TargetDescription) -> Samples:
     """What a replica is like now, apart from its drafts, which other targets may share."""
     return dict(_gauges(described))

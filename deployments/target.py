@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from copy import copy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TypeVar
 
 from ray import serve
@@ -38,6 +38,7 @@ from specdec.engine.warmup import warm_up
 from specdec.errors import SpecdecError, UnavailableError
 from specdec.model.parallel import TensorParallelExecutor
 from specdec.model.tokenizer import load_tokenizer, tokenizer_hash
+from specdec.rpc.draft_member import MemberState
 from specdec.rpc.remote_proposer import RemoteProposer
 from specdec.sequence import SequenceOutput
 from specdec.speculation.draft_counters import DraftCounters
@@ -56,7 +57,8 @@ Counters = TypeVar("Counters", EngineCounters, DraftCounters)
 class TargetDescription:
     """What a target replica tells of itself: limits for the gateway, numbers for metrics.
 
-    `draft_loads` has the last heartbeat of every connected draft replica, by replica id.
+    `draft_loads` has the last heartbeat of every connected draft replica, by replica id;
+    `draft_links` what this target has to do with it.
     """
 
     replica_id: str
@@ -67,6 +69,7 @@ class TargetDescription:
     stats: EngineStats
     link: DraftCounters | None
     draft_loads: dict[str, Heartbeat]
+    draft_links: dict[str, MemberState] = field(default_factory=dict)
 
 
 class Target:
@@ -154,6 +157,7 @@ class Target:
             stats=replace(stats, counters=_reading(stats.counters)),
             link=_reading(self._remote.counters) if self._remote is not None else None,
             draft_loads=self._remote.loads() if self._remote is not None else {},
+            draft_links=self._remote.member_states() if self._remote is not None else {},
         )
 
     async def explain(self, request_id: str, tenant: str) -> ReplicaExplanations:

@@ -92,12 +92,20 @@ class TargetClient:
         except Exception as error:
             queue.put_nowait((index, error))
 
-    async def describe_all(self) -> list[TargetDescription]:
-        """What every target replica says of itself; replicas that do not answer are left out."""
-        with suppress(Exception):
-            described = await self._handle.broadcast("describe").results_async(
-                timeout_s=DESCRIBE_TIMEOUT_S, return_exceptions=True
-            )
+    async def describe_all(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> list[TargetDescription]:
+        """What every target replica says of itself; those that do not answer in time are left out.
+
+        The public `results_async` would leave out all of them where one is late.
+        """
+        with suppress(Exception):  # no replica, or Serve's controller is away
+            async with asyncio.timeout(timeout_s):
+                calls = await self._handle.broadcast("describe")._fetch_replica_results_async()
+            answers = [asyncio.ensure_future(call.get_async()) for call in calls]
+            if answers:
+                _, late = await asyncio.wait(answers, timeout=timeout_s)
+                for answer in late:
+                    answer.cancel()
+            described = await asyncio.gather(*answers, return_exceptions=True)
             return [item for item in described if isinstance(item, TargetDescription)]
         return []
 

@@ -109,8 +109,8 @@ class Sequence:
     `seed` is 64 bits, drawn fresh where the request gave none. `round` counts verify passes and
     never repeats, so that no random draw is used twice. `partition` separates prefix caches and
     n-gram pools (tenant and cache_salt). `traceparent`: W3C trace context, "" where the request is
-    not traced. `drafters` in order of preference, empty with speculation off; `used_drafter`
-    proposed last.
+    not traced. `traffic_class`: what its tokens are also counted under, or None. `drafters` in
+    order of preference, empty with speculation off; `used_drafter` proposed last.
     """
 
     seq_id: int
@@ -124,6 +124,7 @@ class Sequence:
     max_model_len: int
     partition: str = ""
     traceparent: str = ""
+    traffic_class: str | None = None
     arrival_s: float = 0.0
     deadline_s: float | None = None
     status: SequenceStatus = SequenceStatus.WAITING

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from specdec.engine.class_counters import ClassCounters
 from specdec.engine.histogram import STEP_EDGES, Histogram, Histograms
 from specdec.sequence import DraftCounts, RequestMetrics, Sequence
 from specdec.speculation.controller import StepResult
@@ -26,6 +27,7 @@ class EngineCounters(DraftCounts):
     time_per_output_token: of a finished request, after its first token.
     step_run, step_wait: the target's part of a step, and what it waited for proposals.
     draft, wire: by drafter, the draft's own time for a round, and what messages took beside it.
+    classes: by class, of the requests that name one.
     """
 
     num_steps: int = 0
@@ -45,16 +47,26 @@ class EngineCounters(DraftCounts):
     step_wait: Histogram = field(default_factory=_step_histogram)
     draft: Histograms = field(default_factory=Histograms)
     wire: Histograms = field(default_factory=Histograms)
+    classes: ClassCounters = field(default_factory=ClassCounters)
 
-    def record_verify(self, num_drafted: int, num_accepted: int, num_kept: int) -> None:
+    def record_verify(
+        self, num_drafted: int, num_accepted: int, num_kept: int, traffic_class: str | None = None
+    ) -> None:
         """Count one sequence's decode step."""
         self.steps_by_k[num_drafted] += 1
+        if traffic_class is not None:
+            counts = self.classes.of(traffic_class)
+            counts.num_steps += 1
+            counts.num_draft_tokens += num_drafted
+            counts.num_accepted_tokens += num_accepted
         if num_drafted > 0:
             self.count_draft(num_drafted, num_accepted, num_kept)
 
     def record_output(self, sequence: Sequence, num_kept: int, now_s: float) -> None:
         """Count one step's tokens of a sequence; before its own times are brought up to date."""
         self.num_generation_tokens += num_kept
+        if sequence.traffic_class is not None:
+            self.classes.of(sequence.traffic_class).num_generation_tokens += num_kept
         if sequence.first_token_s is None:
             self.num_requests += 1
             self.num_prompt_tokens += sequence.num_prompt_tokens

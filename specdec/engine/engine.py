@@ -359,7 +359,7 @@ class Engine:
             return
         counts = (len(row.draft.token_ids), num_accepted, num_kept)
         sequence.stats.record(*counts)
-        self.counters.record_verify(*counts)
+        self.counters.record_verify(*counts, sequence.traffic_class)
 
     def _finish(self, live: _Live, output: SequenceOutput) -> None:
         sequence, reason = live.sequence, self._disabled_reason(live.sequence)

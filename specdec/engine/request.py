@@ -19,7 +19,8 @@ from specdec.sequence import Sequence, resolve_verification
 class GenerateRequest:
     """One prompt to continue. `partition` (tenant and cache_salt) bounds whom it shares cached
     text with; `timeout_s` counts from arrival; `traceparent` is the W3C trace context of a request
-    that is traced, else ""."""
+    that is traced, else "". `traffic_class` (a tenant) names totals that also count it, None: none.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -27,6 +28,7 @@ class GenerateRequest:
     partition: str = ""
     timeout_s: float | None = None
     traceparent: str = ""
+    traffic_class: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ def make_sequence(
         max_model_len=limits.max_model_len,
         partition=request.partition,
         traceparent=request.traceparent,
+        traffic_class=request.traffic_class,
         arrival_s=now_s,
         deadline_s=None if request.timeout_s is None else now_s + request.timeout_s,
         max_k=largest_k(params, config),

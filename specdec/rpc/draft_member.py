@@ -8,12 +8,21 @@ from dataclasses import dataclass, field
 from specdec.speculation.messages import Close, DraftInfo, Heartbeat, Open, TargetMessage
 
 
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """What a target has to do with a draft replica: its sessions there, the heartbeat's echo."""
+
+    num_sessions: int
+    round_trip_s: float | None
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """One draft replica, or (not `trusted`) a drafter that dialled in.
 
     `info` is None while it is not connected; `fault` says why it cannot be used. Messages for it
-    wait in `step_messages` (Speculate) and `bulk_messages` (Sync).
+    wait in `step_messages` (Speculate) and `bulk_messages` (Sync). `round_trip_s`: smoothed time of
+    a heartbeat's echo.
     """
 
     replica_id: str
@@ -23,6 +32,7 @@ class Member:
     draining: bool = False
     fault: str | None = None
     load: Heartbeat | None = None
+    round_trip_s: float | None = None
     step_messages: list[TargetMessage] = field(default_factory=list)
     bulk_messages: deque[Open | Close] = field(default_factory=deque)
 

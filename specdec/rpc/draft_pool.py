@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 
-from specdec.rpc.draft_member import Member
+from specdec.rpc.draft_member import Member, MemberState
 from specdec.rpc.round_times import RoundTimes
 from specdec.sequence import Sequence
 from specdec.speculation.controller.interface import DrafterTiming
+from specdec.speculation.draft_counters import smooth
 from specdec.speculation.draft_sessions import UNAVAILABLE, DraftSessions
 from specdec.speculation.messages import (
     Close,
@@ -135,6 +136,15 @@ class DraftPool:
             is_silent=is_silent,
         )
 
+    def member_states(self) -> dict[str, MemberState]:
+        """Of every connected replica."""
+        with self._answered:
+            return {
+                m.replica_id: MemberState(self.sessions.num_at(m.replica_id), m.round_trip_s)
+                for m in self.members.values()
+                if m.info
+            }
+
     # The links' side
 
     def add_member(self, replica_id: str, trusted: bool = True) -> Member:
@@ -180,6 +190,7 @@ class DraftPool:
             member.load = beat
             if round_trip_s is not None:
                 self.counters.observe_round_trip(round_trip_s * 1000)
+                member.round_trip_s = smooth(member.round_trip_s or 0.0, round_trip_s)
                 self._round_times.heard(round_trip_s)
             if beat.draining and not member.draining:
                 member.draining = True

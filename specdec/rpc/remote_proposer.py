@@ -14,6 +14,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from specdec.rpc.draft_link import DraftLink, LinkSettings
+from specdec.rpc.draft_member import MemberState
 from specdec.rpc.draft_pool import DraftPool
 from specdec.rpc.transport import LoopThread
 from specdec.rpc.verifier_server import VerifierServer
@@ -61,6 +62,10 @@ class RemoteProposer:
         """The last heartbeat of every connected replica."""
         members = list(self._pool.members.values())
         return {m.replica_id: m.load for m in members if m.info and m.load is not None}
+
+    def member_states(self) -> dict[str, MemberState]:
+        """Sessions and round trip of every connected replica."""
+        return self._pool.member_states()
 
     def set_members(self, members: Iterable[DraftMember]) -> None:
         """These are the draft replicas from now on. May be called from any thread."""

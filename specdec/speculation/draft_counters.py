@@ -36,11 +36,12 @@ class DraftCounters:
     draft_ms: float = 0.0
 
     def observe_round_trip(self, milliseconds: float) -> None:
-        self.round_trip_ms = _smooth(self.round_trip_ms, milliseconds)
+        self.round_trip_ms = smooth(self.round_trip_ms, milliseconds)
 
     def observe_draft(self, milliseconds: float) -> None:
-        self.draft_ms = _smooth(self.draft_ms, milliseconds)
+        self.draft_ms = smooth(self.draft_ms, milliseconds)
 
 
-def _smooth(old: float, new: float, weight: float = 0.1) -> float:
+def smooth(old: float, new: float, weight: float = 0.1) -> float:
+    """A running mean; `old` is 0 before the first value."""
     return new if old == 0 else old + weight * (new - old)

@@ -14,7 +14,7 @@ from specdec.v1 import inference_pb2
 from tests.kubernetes import K8S, Manifest, ray_service
 
 # What the gateway answers and clients may not ask: it tells of all tenants, or of the code.
-INTERNAL = {"/metrics", "/openapi.json"}
+INTERNAL = {"/metrics", "/live", "/openapi.json"}
 GATEWAY_API = K8S / "components" / "gateway-api"
 NGINX = K8S / "components" / "nginx-ingress"
 
