@@ -30,6 +30,7 @@ from deployments.openai_requests import (
 )
 from deployments.openai_responses import error_body
 from deployments.openapi import json_body
+from deployments.page_routes import router as page_router
 from deployments.prompts import Prompter
 from deployments.settings import AppSettings
 from deployments.target_client import TargetClient
@@ -41,6 +42,7 @@ from specdec.v1 import inference_pb2 as pb
 logger = logging.getLogger(__name__)
 
 http_app = FastAPI(title="specdec", openapi_url="/openapi.json")
+http_app.include_router(page_router)
 
 
 @http_app.exception_handler(SpecdecError)

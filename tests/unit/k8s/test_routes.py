@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from deployments.gateway import http_app
+from deployments.page_routes import router as page_router
 from deployments.settings import GatewaySettings
 from specdec.v1 import inference_pb2
 from tests.kubernetes import K8S, Manifest, ray_service
 
 # What the gateway answers and clients may not ask: it tells of all tenants, or of the code.
-INTERNAL = {"/metrics", "/live", "/openapi.json"}
+INTERNAL = {"/", "/page/{name:path}", "/metrics", "/live", "/openapi.json"}
 GATEWAY_API = K8S / "components" / "gateway-api"
 NGINX = K8S / "components" / "nginx-ingress"
 
@@ -48,6 +49,7 @@ def nginx_routes() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("routes", [http_route_paths, nginx_routes])
 def test_clients_reach_every_route_but_the_internal_ones(routes):
     answered = set(http_app.openapi()["paths"]) | {http_app.openapi_url}
+    answered |= {route.path for route in page_router.routes}
     public = {path for path in answered if leads_to(path, routes())}
     assert answered - public == INTERNAL
     # Serve's own, on the same port.
