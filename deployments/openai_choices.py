@@ -17,6 +17,7 @@ from deployments.openai_responses import (
     prompt_logprobs_entry,
 )
 from deployments.prompts import Prompter
+from deployments.step_tokens import step_tokens
 from specdec.engine.request import GenerateRequest
 from specdec.sequence import SequenceOutput, TokenLogprobs
 
@@ -57,6 +58,7 @@ class CompletionWriter:
             "logprobs": self._logprobs(choice, output.logprobs or [], prompt),
             **_end_of(choice),
             **_delta_fields(self._body, output),
+            **_step_fields(self._requests[choice.index], choice, output, self._prompter),
         }
 
     def _echo(self, choice: Choice) -> str:
@@ -95,6 +97,7 @@ class ChatWriter:
     ) -> None:
         self._body = body
         self._requests = requests
+        self._prompter = prompter
         self._texts = TokenTexts(prompter, body.return_tokens_as_token_ids)
 
     def whole(self, choice: Choice) -> dict[str, Any]:
@@ -117,6 +120,7 @@ class ChatWriter:
             "logprobs": self._logprobs(output.logprobs or []),
             **_end_of(choice),
             **_delta_fields(self._body, output),
+            **_step_fields(self._requests[choice.index], choice, output, self._prompter),
         }
 
     def _logprobs(self, positions: list[TokenLogprobs]) -> dict[str, Any] | None:
@@ -132,6 +136,16 @@ def _end_of(choice: Choice) -> dict[str, Any]:
 
 def _delta_fields(body: CompletionBody | ChatBody, output: SequenceOutput) -> dict[str, Any]:
     return {"token_ids": output.token_ids} if body.return_token_ids else {}
+
+
+def _step_fields(
+    request: GenerateRequest, choice: Choice, output: SequenceOutput, prompter: Prompter
+) -> dict[str, Any]:
+    """What became of the step's draft tokens, where the request asked by `explain`."""
+    if not (request.params.speculation.explain and output.token_ids):
+        return {}
+    before = request.prompt_token_ids + choice.token_ids[: -len(output.token_ids)]
+    return {"specdec": step_tokens(output, before, prompter)}
 
 
 def _token_fields(

@@ -237,7 +237,8 @@ class SequenceOutput:
 
     `finish_reason` is stop | length | abort | error; `stop_reason` is the stop string, or the
     stop token's id, or None for EOS. `num_accepted_tokens` of the `num_draft_tokens` verified were
-    accepted; `draft_token_ids` are those verified, for display.
+    accepted; `draft_token_ids` are those verified, for display. For requests with `explain` alone:
+    `token_texts`, what each token adds to the text, and the `drafter` of this step's draft tokens.
     """
 
     seq_id: int
@@ -252,3 +253,5 @@ class SequenceOutput:
     stop_reason: str | int | None = None
     error: SpecdecError | None = None
     metrics: RequestMetrics | None = None
+    token_texts: list[str] = field(default_factory=list)
+    drafter: str | None = None

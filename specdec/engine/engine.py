@@ -334,6 +334,9 @@ class Engine:
             finish_reason=emitted.finish_reason,
             stop_reason=emitted.stop_reason,
         )
+        if sequence.params.speculation.explain:
+            output.token_texts = emitted.token_texts
+            output.drafter = sequence.used_drafter if row.draft.token_ids else None
         if sequence.num_output_tokens == len(kept) and live.prompt_logprobs.positions:
             output.prompt_logprobs = live.prompt_logprobs.positions
         if emitted.finish_reason is not None:

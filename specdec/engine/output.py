@@ -21,6 +21,8 @@ class Emitted:
     token_ids: the tokens kept, a prefix of the block; the EOS or stop token, and the token that
         completed a stop string, are the last of them and count in usage.
     text: new text that no later token can change.
+    token_texts: the same text, by the token that set it free: a character of several tokens comes
+        with the last of them, and what may begin a stop string when it is known that it does not.
     finish_reason: None while the output goes on, else "stop" or "length".
     stop_reason: the stop string or the stop token's id; None for EOS and for "length".
     """
@@ -29,6 +31,7 @@ class Emitted:
     text: str = ""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    token_texts: list[str] = field(default_factory=list, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,9 @@ class OutputState:
         for token_id in token_ids:
             emitted.token_ids.append(token_id)
             self.num_tokens += 1
+            num_characters = len(emitted.text)
             self._take(token_id, emitted)
+            emitted.token_texts.append(emitted.text[num_characters:])
             if self.finished:
                 break
         return emitted

@@ -163,3 +163,22 @@ def test_edges_ascend_and_latencies_begin_at_a_millisecond(edges):
     assert 1.0 in edges  # the objective that alerts look at
     assert 0.001 in edges
     assert LATENCY_EDGES[0] == 0.001
+
+
+def test_requests_of_a_class_are_counted_apart(tiny_llama, truth):
+    engine = telling(tiny_llama, truth, wrong_at=2)
+    asked = []
+    for name, traffic_class in (("a", "red"), ("b", "blue"), ("c", "red"), ("d", None)):
+        each = request(PROMPT, name, speculation=fixed(4), **GREEDY)
+        each.traffic_class = traffic_class
+        asked.append(each)
+    outputs = run(engine, asked)
+    for traffic_class, names in (("red", "ac"), ("blue", "b")):
+        mine = [output for name in names for output in outputs[name]]
+        counted = engine.counters.classes[traffic_class]
+        assert counted.num_generation_tokens == len(token_ids(mine))
+        assert counted.num_steps == len(mine) - len(names)  # a prefill is no decode step
+        assert counted.num_draft_tokens == sum(len(output.draft_token_ids) for output in mine)
+        assert counted.num_accepted_tokens == sum(output.num_accepted_tokens for output in mine)
+        assert counted.num_accepted_tokens > 0
+    assert set(engine.counters.classes) == {"red", "blue"}
