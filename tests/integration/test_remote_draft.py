@@ -15,12 +15,12 @@ from specdec.config import CacheConfig, DraftConfig, ModelConfig
 from specdec.engine.draft_builder import token_strings
 from specdec.engine.draft_thread import DraftThread, build_draft_thread
 from specdec.model.tokenizer import load_tokenizer, tokenizer_hash
-from specdec.rpc.draft_link import LinkSettings
 from specdec.rpc.draft_server import DraftServer
 from specdec.rpc.remote_proposer import DraftMember, RemoteProposer
 from specdec.rpc.transport import LoopThread
 from specdec.sequence import SequenceOutput
 from specdec.speculation.handshake import TargetIdentity
+from tests.integration.rpc.servers import PATIENT
 from tests.unit.engine.engine_harness import (
     BLOCK_SIZE,
     OFF,
@@ -31,12 +31,11 @@ from tests.unit.engine.engine_harness import (
     request,
     token_ids,
 )
-from tests.unit.rpc.scripted_draft import wait_until
+from tests.unit.rpc.scripted_draft import WAIT_S, wait_until
 
 GREEDY = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
 COUPLED = {"temperature": 0.9, "seed": 7, "max_tokens": 40, "ignore_eos": True}
 BLOCK = {"temperature": 0.9, "max_tokens": 40, "ignore_eos": True}
-SETTINGS = LinkSettings(min_backoff_s=0.02, max_backoff_s=0.1)
 
 
 class DraftReplica:
@@ -51,7 +50,7 @@ class DraftReplica:
         self.thread: DraftThread = build_draft_thread(config)
         self._loop = LoopThread("draft-server")
         self.port = port
-        self._loop.run(self._start(), 10.0)
+        self._loop.run(self._start(), WAIT_S)
 
     async def _start(self) -> None:
         self.server = DraftServer(self.thread)
@@ -62,7 +61,7 @@ class DraftReplica:
         return DraftMember(f"d{self.port}", f"127.0.0.1:{self.port}")
 
     def stop(self) -> None:
-        self._loop.run(self.server.stop(0.1), 10.0)
+        self._loop.run(self.server.stop(0.1), WAIT_S)
         self._loop.stop()
         self.thread.stop()
 
@@ -89,7 +88,7 @@ def connect(tiny_llama) -> Iterator:
             vocab_size,
             token_strings(tokenizer),
         )
-        proposer = RemoteProposer(identity, SETTINGS)
+        proposer = RemoteProposer(identity, PATIENT)
         proposer.set_members(members)
         wait_until(lambda: all(m.info for m in list(proposer._pool.members.values())))
         engine = make_engine(tiny_llama, drafters=("draft",), draft_proposer=proposer)
@@ -155,10 +154,9 @@ def test_the_controller_hears_what_draft_and_network_took(draft, connect) -> Non
     engine = connect(draft.member)
     run(engine, [request(random_prompt(9, 1), speculation=fixed(4), **GREEDY)])
     state = engine.controller.snapshot()
-    assert 0 < state["network_p50_s_draft"] <= state["network_p95_s_draft"] < 5
+    assert 0 < state["network_p50_s_draft"] <= state["network_p95_s_draft"] < WAIT_S
     assert state["exposed_s_draft"] > 0
     assert state["capacity_price_draft"] == 0  # nobody else asks this draft
-    assert state["alarms_heartbeat_lost_draft"] == 0
 
 
 def test_two_targets_share_one_draft(plain, draft, connect) -> None:
@@ -177,7 +175,7 @@ def test_two_targets_share_one_draft(plain, draft, connect) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(100)
     for result in results:
         assert [token_ids(result[str(i)]) for i in range(4)] == expected
         assert sum(num_accepted(outputs) for outputs in result.values()) > 20

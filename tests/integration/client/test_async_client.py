@@ -42,7 +42,7 @@ async def test_unary_calls(server):
         text="a"
     )
     async with AsyncClient(server.address) as client:
-        await client.wait_until_connected(5)
+        await client.wait_until_connected(30)
         assert (await client.complete("x")).text == "x"
         assert (await client.get_model()).name == "m"
         assert await client.tokenize("a") == [1]
@@ -91,11 +91,11 @@ async def test_cancelling_the_task_cancels_on_the_server(server):
                 started.set()
 
         task = asyncio.create_task(read())
-        await asyncio.wait_for(started.wait(), 5)
+        await asyncio.wait_for(started.wait(), 30)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await asyncio.to_thread(server.cancelled.wait, 5)
+        assert await asyncio.to_thread(server.cancelled.wait, 30)
 
 
 async def test_nobody_there():

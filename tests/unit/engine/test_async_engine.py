@@ -28,7 +28,7 @@ from tests.unit.engine.engine_harness import (
 
 PROMPT = random_prompt(9, seed=2)
 PARAMS = {"temperature": 0.0, "ignore_eos": True}
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -208,23 +208,29 @@ async def test_a_bug_in_one_admission_ends_neither_thread_nor_others(engine, asy
 
 async def test_what_a_step_ended_before_it_failed_still_hears_of_its_end(engine, async_engine):
     """One request expires in the very step whose run then fails: its end is lost with the step."""
-    first_step = threading.Event()
+    first_step, gate = threading.Event(), threading.Event()
     execute = engine.executor.execute
 
     def fail_once_expired(plan):
         if not first_step.is_set():
             first_step.set()
-            time.sleep(0.3)  # past the timeout of the first request
+            (sequence,) = (
+                live.sequence
+                for live in engine._live.values()
+                if live.sequence.request_id == "expiring"
+            )
+            sequence.deadline_s = time.monotonic()
             return execute(plan)
         raise RuntimeError("the device is gone")
 
     engine.executor.execute = fail_once_expired
-    expiring = request(PROMPT, "expiring", max_tokens=400, **PARAMS)
-    expiring.timeout_s = 0.2
-    lasting = request(PROMPT, "lasting", max_tokens=400, **PARAMS)
-    ends = await asyncio.wait_for(
-        asyncio.gather(collect(async_engine, expiring), collect(async_engine, lasting)), WAIT_S
+    async_engine._send(lambda: gate.wait(WAIT_S))
+    running = asyncio.gather(
+        collect(async_engine, request(PROMPT, "expiring", max_tokens=400, **PARAMS)),
+        collect(async_engine, request(PROMPT, "lasting", max_tokens=400, **PARAMS)),
     )
-    for outputs in ends:
+    await asyncio.sleep(0.05)  # both are queued before the engine looks at either
+    gate.set()
+    for outputs in await asyncio.wait_for(running, WAIT_S):
         assert outputs[-1].finish_reason == "error"
         assert isinstance(outputs[-1].error, UnavailableError)

@@ -26,7 +26,7 @@ from tests.unit.engine.draft_harness import (
 )
 
 PROMPT = [5, 6, 7, 8]
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 POISON = 666
 
 
@@ -239,20 +239,24 @@ def test_a_stuck_pass_is_unhealthy_and_stop_keeps_its_deadline(monkeypatch):
     monkeypatch.setattr(draft_thread, "STUCK_AFTER_S", 0.05)
     release = threading.Event()
 
+    entered = threading.Event()
+
     class Hanging(PoolExecutor):
         def execute(self, plan):
+            entered.set()
             assert release.wait(TIMEOUT_S)
             return super().execute(plan)
 
     thread = DraftThread(make_engine(Hanging(), time.monotonic), [])
     thread.attach("a", hello("a"), lambda messages: None)
     thread.submit("a", [opened()])
-    time.sleep(0.2)
+    assert entered.wait(TIMEOUT_S)
+    time.sleep(0.06)
     with pytest.raises(UnavailableError, match="stuck"):
         thread.check_health()
     before_s = time.monotonic()
     assert not thread.stop(0.05)
-    assert time.monotonic() - before_s < 5
+    assert time.monotonic() - before_s < TIMEOUT_S / 2
     release.set()
     assert thread.stop(TIMEOUT_S)
     with pytest.raises(UnavailableError, match="not running"):

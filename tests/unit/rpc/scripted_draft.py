@@ -31,6 +31,8 @@ from specdec.speculation.messages import (
 from specdec.speculation.proposer import Committed
 
 VOCAB = 1000
+# For what comes within milliseconds on an idle machine; it passes only where a test fails.
+WAIT_S = 60.0
 VOCABULARY = [f"<{i}>" for i in range(VOCAB)]
 
 Rewrite = Callable[[list[DraftMessage]], list[DraftMessage]]
@@ -191,11 +193,11 @@ class Decoding:
     def steps(self, num_steps: int, k: int = 4, wait_s: float = 0.25) -> int:
         return sum(self.step(k, wait_s) for _ in range(num_steps))
 
-    def until_available(self, timeout_s: float = 10.0) -> None:
+    def until_available(self, timeout_s: float = WAIT_S) -> None:
         wait_until(lambda: self.proposer.available(self.seq_id), timeout_s)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it never came to be"

@@ -14,6 +14,8 @@ from specdec.speculation.messages import Close, Commit, DraftInfo, Heartbeat, Op
 from specdec.speculation.proposer import Committed
 from tests.unit.rpc.scripted_draft import VOCAB, sequence
 
+# A wait that nothing comes near, however busy the machine: half of it tells waiting from not.
+LONG_S = 60.0
 INFO = DraftInfo("m", "h", VOCAB, 10_000, "model", 1, 1, 8)
 
 
@@ -90,9 +92,9 @@ def test_asking_a_lost_suspect_or_absent_draft_waits_for_nothing() -> None:
     ):
         change()
         started_s = time.monotonic()
-        pool.ask({1: 4}, 5.0, 5.0)
-        assert pool.collect({1: 4}, 5.0) == {}
-        assert time.monotonic() - started_s < 1.0
+        pool.ask({1: 4}, LONG_S, 5.0)
+        assert pool.collect({1: 4}, LONG_S) == {}
+        assert time.monotonic() - started_s < LONG_S / 2
 
 
 @pytest.mark.parametrize("event", ["answer", "loss", "suspicion", "decline", "resync", "leave"])
@@ -100,7 +102,7 @@ def test_what_ends_the_wait(event: str) -> None:
     pool, (a,) = pool_with("a")
     pool.open([sequence(1, [1])])
     make_ready(pool, a)
-    pool.ask({1: 2}, 20.0, 5.0)
+    pool.ask({1: 2}, LONG_S, 5.0)
     (commit,) = pool.take_step(a)
     events = {
         "answer": lambda: answer(pool, a, commit, 2),
@@ -113,12 +115,12 @@ def test_what_ends_the_wait(event: str) -> None:
         "leave": lambda: pool.remove_member(a),
     }
     timer = threading.Timer(0.05, events[event])
-    timer.start()
     started_s = time.monotonic()
-    drafts = pool.collect({1: 2}, 20.0)
+    timer.start()
+    drafts = pool.collect({1: 2}, LONG_S)
     waited_s = time.monotonic() - started_s
     timer.join()
-    assert 0.04 < waited_s < 5.0
+    assert 0.04 < waited_s < LONG_S / 2
     assert (1 in drafts) == (event == "answer")
 
 
@@ -131,7 +133,7 @@ def test_the_wait_ends_on_time_and_takes_what_is_there() -> None:
     answer(pool, a, commits[2], 2)
     started_s = time.monotonic()
     drafts = pool.collect({1: 2, 2: 2}, 0.1)
-    assert 0.09 < time.monotonic() - started_s < 1.0
+    assert 0.09 < time.monotonic() - started_s < LONG_S / 2
     assert list(drafts) == [2]
     assert (pool.counters.num_hits, pool.counters.num_misses) == (1, 1)
 

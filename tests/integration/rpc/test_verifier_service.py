@@ -23,6 +23,7 @@ from specdec.sequence import Verification
 from specdec.speculation.messages import Open, Proposal
 from specdec.speculation.proposer import Committed
 from specdec.v1 import verify_pb2, verify_pb2_grpc
+from tests.integration.rpc.servers import PATIENCE_S, PATIENT, PROMPT
 from tests.unit.rpc.scripted_draft import (
     VOCAB,
     Decoding,
@@ -33,12 +34,9 @@ from tests.unit.rpc.scripted_draft import (
     wait_until,
 )
 
-PROMPT = [1, 2, 3]
-
 
 class Target:
-    def __init__(self) -> None:
-        settings = LinkSettings(heartbeat_s=0.05, lost_after=8)
+    def __init__(self, settings: LinkSettings = PATIENT) -> None:
         self.proposer = RemoteProposer(identity(), settings)
         self.port = self.proposer.serve_verifier("127.0.0.1:0")
         self.thread = LoopThread("edge")
@@ -47,13 +45,24 @@ class Target:
         address = f"127.0.0.1:{self.port}"
         return asyncio.run_coroutine_threadsafe(draft_for(draft, address), self.thread.loop)
 
+    def stop(self) -> None:
+        self.thread.stop()
+        self.proposer.shutdown()
+
 
 @pytest.fixture
 def target() -> Iterator[Target]:
     target = Target()
     yield target
-    target.thread.stop()
-    target.proposer.shutdown()
+    target.stop()
+
+
+@pytest.fixture
+def wary_target() -> Iterator[Target]:
+    """It gives up a drafter that is silent for 0.4 s."""
+    target = Target(replace(PATIENT, suspect_after=3, lost_after=8))
+    yield target
+    target.stop()
 
 
 def test_a_drafter_dials_in_proposes_and_leaves(target) -> None:
@@ -62,14 +71,14 @@ def test_a_drafter_dials_in_proposes_and_leaves(target) -> None:
     assert decoding.steps(3) == 0
     call = target.dial(draft)
     decoding.until_available()
-    assert decoding.steps(10, wait_s=2.0) == 40
+    assert decoding.steps(10, wait_s=PATIENCE_S) == 40
     call.cancel()
     wait_until(lambda: not target.proposer.available(1))
     assert len(draft.dropped) == 1
     assert decoding.steps(3) == 0
     again = target.dial(draft)
     decoding.until_available()
-    assert decoding.steps(3, wait_s=2.0) == 12
+    assert decoding.steps(3, wait_s=PATIENCE_S) == 12
     assert len(draft.hellos) == 2  # another connection has another name
     again.cancel()
 
@@ -91,7 +100,7 @@ def test_a_law_from_outside_is_ignored(target) -> None:
     request.verification = Verification.BLOCK
     target.proposer.open([request])
     wait_until(lambda: target.proposer.available(1))
-    drafts = target.proposer.propose({1: 4}, 2.0)[1]
+    drafts = target.proposer.propose({1: 4}, PATIENCE_S)[1]
     assert drafts.token_ids == continuation(PROMPT, 4)
     assert drafts.laws == []
     assert target.proposer.counters.faults == {"law_ignored": 1}
@@ -104,7 +113,7 @@ def test_seen_tokens_of_a_drafter_from_outside_do_not_come_back_either(target) -
     request.verification = Verification.BLOCK
     target.proposer.open([request])
     wait_until(lambda: target.proposer.available(1))
-    tokens = target.proposer.propose({1: 4}, 2.0)[1].token_ids
+    tokens = target.proposer.propose({1: 4}, PATIENCE_S)[1].token_ids
     draft.rewrite = lambda answers: []
     target.proposer.commit([Committed(1, tokens[:1], 4, 0)])
     assert target.proposer.propose({1: 4}, 0.05) == {}
@@ -118,17 +127,17 @@ def test_our_own_draft_comes_first(target) -> None:
     first.until_available()
     server = DraftServer(own)
     thread = LoopThread("own")
-    port = thread.run(server.start("127.0.0.1:0"), 5.0)
+    port = thread.run(server.start("127.0.0.1:0"), PATIENCE_S)
     target.proposer.set_members([DraftMember("own", f"127.0.0.1:{port}")])
     wait_until(lambda: bool(own.hellos) and "own" in target.proposer.loads())
     second = Decoding(target.proposer, 2, PROMPT)
     second.until_available()
     assert [m.session_id for m in own.received if isinstance(m, Open)] == [2]
-    thread.run(server.stop(0.1), 5.0)
+    thread.run(server.stop(0.1), PATIENCE_S)
     # Moved to the drafter outside, which is all that is left.
     wait_until(lambda: any(isinstance(m, Open) and m.session_id == 2 for m in outside.received))
     second.until_available()
-    assert second.steps(3, wait_s=2.0) == 12
+    assert second.steps(3, wait_s=PATIENCE_S) == 12
     thread.stop()
 
 
@@ -141,27 +150,27 @@ def test_our_own_draft_comes_first(target) -> None:
 )
 def test_misfits_are_refused(target, draft, why) -> None:
     with pytest.raises(UnavailableError, match=why):
-        target.dial(draft).result(5)
+        target.dial(draft).result(PATIENCE_S)
     assert draft.hellos == {}
 
 
 async def test_who_does_not_say_who_it_is_gets_nothing(target) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{target.port}") as channel:
-        call = verify_pb2_grpc.VerifierServiceStub(channel).Verify(timeout=5)
+        call = verify_pb2_grpc.VerifierServiceStub(channel).Verify(timeout=PATIENCE_S)
         await call.write(verify_pb2.VerifyRequest())
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_silent_drafter_is_given_up(target) -> None:
-    decoding = Decoding(target.proposer, 1, PROMPT)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{target.port}") as channel:
-        call = verify_pb2_grpc.VerifierServiceStub(channel).Verify(timeout=20)
+async def test_a_silent_drafter_is_given_up(wary_target) -> None:
+    decoding = Decoding(wary_target.proposer, 1, PROMPT)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{wary_target.port}") as channel:
+        call = verify_pb2_grpc.VerifierServiceStub(channel).Verify(timeout=PATIENCE_S)
         info = convert.info_to_wire(ScriptedDraft().info())
         await call.write(verify_pb2.VerifyRequest(info=info))
         assert (await call.read()).hello.vocab_size == VOCAB
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while await call.read() is not grpc.aio.EOF:
                 pass
     assert decoding.proposer.disabled_reason(1) == "draft_unavailable"
@@ -170,4 +179,4 @@ async def test_a_silent_drafter_is_given_up(target) -> None:
 def test_dialling_nobody(target) -> None:
     target.proposer.shutdown()
     with pytest.raises(UnavailableError):
-        target.dial(ScriptedDraft()).result(10)
+        target.dial(ScriptedDraft()).result(PATIENCE_S)
