@@ -204,9 +204,9 @@ class Target:
             raise UnavailableError(executor.failure)
         if not self._engine.is_alive:
             raise UnavailableError("the engine's thread has ended")
-        stuck_s = time.monotonic() - self._engine.last_step_s
-        if self._engine.engine.has_work and stuck_s > STUCK_STEP_S:
-            raise UnavailableError(f"no engine step has ended for {stuck_s:.0f} s")
+        stuck_s = self._engine.step_age_s
+        if stuck_s > STUCK_STEP_S:
+            raise UnavailableError(f"an engine step has not ended for {stuck_s:.0f} s")
 
     async def __del__(self) -> None:
         if self._publishing is not None:

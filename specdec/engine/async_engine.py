@@ -40,7 +40,7 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.failure: SpecdecError | None = None
-        self.last_step_s = time.monotonic()
+        self._turn_began_s: float | None = None
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._streams: dict[int, _Stream] = {}
@@ -94,14 +94,21 @@ class AsyncEngine:
         # The thread is gone, so nobody else touches the engine; the command tells its caller.
         command()
 
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since the running step began; 0 between steps and while there is no work."""
+        began_s = self._turn_began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
+
     # -- the engine's thread -------------------------------------------------------------------
 
     def _run(self) -> None:
         while self._wait_for_work():
+            self._turn_began_s = time.monotonic()
             self._run_commands()
             if self._can_step():
                 self._step()
-            self.last_step_s = time.monotonic()
+            self._turn_began_s = None
         self._end_all(UnavailableError("the engine is shutting down"))
         with self._wake:
             self._ended = True

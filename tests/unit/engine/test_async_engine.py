@@ -234,3 +234,25 @@ async def test_what_a_step_ended_before_it_failed_still_hears_of_its_end(engine,
     for outputs in await asyncio.wait_for(running, WAIT_S):
         assert outputs[-1].finish_reason == "error"
         assert isinstance(outputs[-1].error, UnavailableError)
+
+
+async def test_a_steps_age_counts_from_its_start_not_from_the_last_step(engine, async_engine):
+    """A replica that was idle for long is not taken for a stuck one at its next request."""
+    step = engine.step
+    seen = []
+
+    def observed():
+        began = async_engine.step_age_s
+        time.sleep(0.02)
+        seen.append((began, async_engine.step_age_s, time.monotonic() - asked_s))
+        return step()
+
+    engine.step = observed
+    await asyncio.sleep(0.05)
+    assert async_engine.step_age_s == 0.0
+    asked_s = time.monotonic()
+    await collect(async_engine, request(PROMPT, max_tokens=1, **PARAMS))
+    began, aged, since_asked = seen[0]
+    assert 0.0 < began < aged - 0.019
+    assert aged < since_asked
+    await until(lambda: async_engine.step_age_s == 0.0)
