@@ -20,6 +20,7 @@ from specdec.cli import (
     serve,
     simulate,
     theory,
+    top,
 )
 from specdec.cli.console import CommandGroup
 
@@ -59,6 +60,7 @@ def root(
 app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=generate.EXAMPLES)(generate.generate)
 app.command(epilog=explain.EXAMPLES)(explain.explain)
+app.command(epilog=top.EXAMPLES)(top.top)
 app.add_typer(models.app, name="models")
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 app.command(epilog=audit.EXAMPLES)(audit.audit)
