@@ -5,6 +5,8 @@ import { UNKNOWN } from "./format.js";
 import uPlot from "./uplot/uPlot.esm.js";
 
 const HEIGHT = 190;
+// What is drawn before the first minute is over does not fill the width.
+const LEAST_SPAN_S = 60;
 const DASHES = [undefined, [6, 4], [2, 3], [10, 3, 2, 3], [12, 4], [4, 2]];
 const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -35,9 +37,8 @@ export class LineChart {
   }
 
   /** Draw uPlot's columns `data` under the labels `lines`; other labels make a new plot. */
-  draw(lines, data, windowS) {
+  draw(lines, data) {
     this.#data = data;
-    this.windowS = windowS;
     const isSame = this.#plot && lines.join("\n") === this.#lines.join("\n");
     this.#lines = lines;
     if (isSame) this.#plot.setData(data);
@@ -75,7 +76,7 @@ export class LineChart {
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
       scales: {
-        x: { time: true, range: (_, low, high) => [Math.min(low, high - this.windowS), high] },
+        x: { time: true, range: (_, low, high) => [Math.min(low, high - LEAST_SPAN_S), high] },
         y: { range: (_, low, high) => [0, high > 0 ? 1.1 * high : 1] },
       },
       axes: [

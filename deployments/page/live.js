@@ -61,7 +61,7 @@ export class LiveView {
     const before = history.start(windowS);
     this.tiles.draw(tileTexts(before, after));
     this.controller.draw(controllerTexts(before, after));
-    this.#drawLines(withGaps(points, windowS), after, windowS);
+    this.#drawLines(withGaps(points, windowS), after);
     this.acceptance.draw(acceptanceBars(before, after));
     this.stepsByK.draw(stepBars(before, after));
     this.targets.draw(after.targets);
@@ -69,14 +69,14 @@ export class LiveView {
     this.drafts.draw(after.drafts);
   }
 
-  #drawLines(points, reading, windowS) {
-    const draw = (chart, labels, names) => chart.draw(labels, columns(points, names), windowS);
+  #drawLines(points, reading) {
+    const draw = (chart, labels, names) => chart.draw(labels, columns(points, names));
     draw(this.charts.throughput, ["measured", "without speculation, estimated"], ["throughput", "baseline"]);
     draw(this.charts.ttft, ["p50", "p95"], ["ttftP50", "ttftP95"]);
     draw(this.charts.tpot, ["p50", "p95"], ["tpotP50", "tpotP95"]);
     draw(this.charts.price, ["price"], ["shadowPrice"]);
     const classes = busiestClasses(reading);
-    this.charts.k.draw(classes, columnsOfK(points, classes), windowS);
+    this.charts.k.draw(classes, columnsOfK(points, classes));
   }
 }
 

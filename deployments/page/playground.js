@@ -86,12 +86,8 @@ export class Playground {
     const run = new Run(performance.now());
     onTokens(run, []);
     const key = this.form.elements.api_key.value;
-    try {
-      for await (const chunk of stream(requestOf(values), key, this.#abort.signal)) {
-        onTokens(run, run.add(chunk, performance.now()));
-      }
-    } finally {
-      onTokens(run, run.end());
+    for await (const chunk of stream(requestOf(values), key, this.#abort.signal)) {
+      onTokens(run, run.add(chunk, performance.now()));
     }
     return run;
   }

@@ -1,6 +1,6 @@
 /** What one generation has brought so far: text, tokens by kind, times. Draws nothing. */
 
-import { KINDS, Tally, TextSharing, tokensOfStep } from "./tokens.js";
+import { KINDS, Tally, tokensOfStep } from "./tokens.js";
 
 export class Run {
   text = "";
@@ -11,9 +11,6 @@ export class Run {
   usage = null;
   metrics = null;
   firstMs = null;
-  #sharing = new TextSharing();
-  // Rejected tokens stand before the emitted token with the same index in this list.
-  #rejectedBefore = new Map();
 
   constructor(begunMs) {
     this.begunMs = begunMs;
@@ -31,12 +28,7 @@ export class Run {
     this.endMs = nowMs;
     this.text += chunk.text;
     this.finishReason = chunk.finishReason;
-    return this.#placed(this.#sharing.add(this.#emitted(chunk.step), chunk.text));
-  }
-
-  /** The rest of the text, once the stream has ended. */
-  end() {
-    return this.#placed(this.#sharing.end());
+    return chunk.step === null ? withoutTokens(chunk.text) : this.#addStep(chunk.step);
   }
 
   /** Output tokens so far, as the service counts them where it told. */
@@ -48,29 +40,16 @@ export class Run {
     return this.firstMs === null ? null : (this.firstMs - this.begunMs) / 1000;
   }
 
-  #emitted(step) {
-    if (step === null) return [];
+  #addStep(step) {
     this.tally.add(step);
     this.drafter = step.drafter ?? this.drafter;
-    const emitted = [];
-    let rejected = [];
-    for (const token of tokensOfStep(step)) {
-      this.counts[token.kind] += 1;
-      if (token.kind === "rejected") {
-        rejected.push(token);
-        continue;
-      }
-      if (rejected.length > 0) this.#rejectedBefore.set(token, rejected);
-      rejected = [];
-      emitted.push(token);
-    }
-    return emitted;
+    const tokens = tokensOfStep(step);
+    for (const { kind } of tokens) this.counts[kind] += 1;
+    return tokens;
   }
+}
 
-  #placed(parts) {
-    return parts.flatMap(({ token, text }) => [
-      ...(this.#rejectedBefore.get(token) ?? []),
-      { kind: token?.kind ?? "plain", text },
-    ]);
-  }
+/** Text that no token of its chunk brought: what was held back for a stop string. */
+function withoutTokens(text) {
+  return text === "" ? [] : [{ kind: "plain", text }];
 }

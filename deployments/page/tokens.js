@@ -2,7 +2,7 @@
  * From the steps of a stream to coloured tokens.
  *
  * A step is what the choice of one chunk carries as `specdec`. Its emitted tokens begin with the
- * accepted draft tokens; the last is the target's own.
+ * accepted draft tokens; the last is the target's own. Their texts together are the chunk's text.
  */
 
 export const KINDS = {
@@ -65,66 +65,5 @@ export class Tally {
 
   get acceptance() {
     return this.drafted === 0 ? null : this.accepted / this.drafted;
-  }
-}
-
-/**
- * Shares the text of a stream out among its tokens.
- *
- * Tokens decoded one by one need not add up to the text: a character may take several tokens, and
- * a stop string is held back. The text is what was answered, so every token gets the part of it
- * that is its own, and all parts together are the text.
- */
-export class TextSharing {
-  #waiting = [];
-  #text = "";
-
-  /** More tokens and more text; returns [{token, text}] of the tokens whose part is now known. */
-  add(tokens, text) {
-    this.#waiting.push(...tokens);
-    this.#text += text;
-    const placed = [];
-    while (this.#waiting.length > 0) {
-      const parts = this.#next();
-      if (parts === null) break;
-      placed.push(...parts);
-    }
-    return placed;
-  }
-
-  /** The rest, at the end of the stream. */
-  end() {
-    const placed = this.#waiting.map((token) => ({ token, text: "" }));
-    if (placed.length > 0) placed[0].text = this.#text;
-    else if (this.#text) placed.push({ token: null, text: this.#text });
-    this.#waiting = [];
-    this.#text = "";
-    return placed;
-  }
-
-  #next() {
-    const [head] = this.#waiting;
-    if (this.#text.startsWith(head.text)) return [this.#take(head.text.length)];
-    if (head.text.startsWith(this.#text)) return null;
-    return this.#skipToSameText();
-  }
-
-  /** The head's text is not what came: give it all up to the next token that is found again. */
-  #skipToSameText() {
-    for (let index = 1; index < this.#waiting.length; index += 1) {
-      const text = this.#waiting[index].text;
-      const at = text === "" || text.includes("\ufffd") ? -1 : this.#text.indexOf(text);
-      if (at >= 0) {
-        const first = this.#take(at);
-        return [first, ...Array.from({ length: index - 1 }, () => this.#take(0))];
-      }
-    }
-    return null;
-  }
-
-  #take(length) {
-    const part = { token: this.#waiting.shift(), text: this.#text.slice(0, length) };
-    this.#text = this.#text.slice(length);
-    return part;
   }
 }

@@ -3,8 +3,8 @@
 import { growth, speedup } from "./differences.js";
 import { fixed, span, times } from "./format.js";
 
-// Closer to 1 than this is no difference that anybody would feel.
-const FELT = 0.02;
+// Closer to 1 than this is within what an estimate may miss.
+const FELT = 0.05;
 
 const GUARD_REASONS = {
   slower_than_baseline: "it was slower than plain decoding",
