@@ -77,11 +77,12 @@ class History:
 
     def add(self, reading: Reading) -> None:
         """Take in a reading; one that is not newer tells nothing. Where totals have fallen, they
-        began anew, and so does the window."""
+        began anew, and so does the window; so it does where a clock was set back."""
         if self.readings:
-            if reading["time_s"] <= self.readings[-1]["time_s"]:
+            latest = self.readings[-1]
+            if 0 <= latest["time_s"] - reading["time_s"] < WINDOW_S:
                 return
-            if _has_fallen(self.readings[-1], reading):
+            if reading["time_s"] < latest["time_s"] or _has_fallen(latest, reading):
                 self.readings.clear()
         self.readings.append(reading)
         while len(self.readings) > 2 and reading["time_s"] - self.readings[1]["time_s"] >= WINDOW_S:

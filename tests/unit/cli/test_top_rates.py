@@ -147,6 +147,13 @@ class TestHistory:
         assert history.rates().generation_tokens_per_s == 10.0
         assert min(history.generation_tokens_per_s) >= 0
 
+    def test_a_clock_that_was_set_back_begins_a_new_window(self):
+        history = History()
+        first, second, third = self.readings(3)
+        for reading in (first, second, {**third, "time_s": third["time_s"] - 3600}):
+            history.add(reading)
+        assert list(history.readings) == [{**third, "time_s": third["time_s"] - 3600}]
+
     def test_a_class_that_pauses_leaves_a_gap(self):
         history = History()
         before, after = two_readings()
