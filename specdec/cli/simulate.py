@@ -25,6 +25,9 @@ EXAMPLES = """Examples:
     specdec simulate --workload cnn --drafter draft --cost llama-70b-tp4 --duration 60 \\
         --arrivals poisson:12 --targets 4 --drafts 1 --network lognormal:0.2:1.5
 
+    specdec simulate --workload gsm8k --drafter draft --cost llama-70b-tp4 --duration 1800 \\
+        --arrivals ramp:1:12:1 --targets 1 --max-targets 4 --drafts 1 --max-drafts 4
+
     specdec simulate --workload mix --duration 86400 --arrivals day:40:400 --targets 100 \\
         --sample 24x20
 
@@ -65,6 +68,9 @@ def simulate(
     gpu_hour_cost: options.GpuHourCost = None,
     target_gpus: options.TargetGpus = None,
     draft_gpus: options.DraftGpus = 1,
+    max_targets: options.MaxTargets = None,
+    max_drafts: options.MaxDrafts = None,
+    start_up: options.StartUp = 120.0,
     reproduce: options.Reproduce = None,
     plot: options.Plot = None,
     as_json: AsJson = False,
@@ -99,6 +105,9 @@ def simulate(
             gpu_hour_cost,
             target_gpus,
             draft_gpus,
+            max_targets,
+            max_drafts,
+            start_up,
         )
     requests, facts = _requests(files, workload, drafter, seed)
     facts |= {"seed": seed, "max_k": max_k, "cost": cost, "concurrency": concurrency}

@@ -108,6 +108,24 @@ Targets = Annotated[int, typer.Option(help="Target replicas.", rich_help_panel=S
 Drafts = Annotated[
     int, typer.Option(help="Draft replicas apart; 0: beside the target.", rich_help_panel=SERVICE)
 ]
+MaxTargets = Annotated[
+    int | None,
+    typer.Option(
+        help="Let targets come and go by the service's own rule: --targets at least, so many at "
+        "most.",
+        rich_help_panel=SERVICE,
+    ),
+]
+MaxDrafts = Annotated[
+    int | None,
+    typer.Option(help="The same for drafts, from --drafts on.", rich_help_panel=SERVICE),
+]
+StartUp = Annotated[
+    float,
+    typer.Option(
+        metavar="S", help="What a new replica takes until it serves.", rich_help_panel=SERVICE
+    ),
+]
 Network = Annotated[
     str,
     typer.Option(
@@ -199,6 +217,14 @@ class ServiceOptions:
     gpu_hour_cost: float | None
     target_gpus: int | None
     draft_gpus: int
+    max_targets: int | None
+    max_drafts: int | None
+    start_up: float
+
+    @property
+    def scales(self) -> bool:
+        """Whether replicas come and go."""
+        return self.max_targets is not None or self.max_drafts is not None
 
 
 def check_whole(name: str, value: int, least: int, most: int) -> None:

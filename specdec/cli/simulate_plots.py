@@ -53,11 +53,13 @@ def _starts(run: PolicyRun) -> list[float]:
 
 
 def service(runs: SequenceOf[ServiceRun]) -> list[Panel]:
-    """Over time: goodput, mean K and the queue; and how first tokens and tokens are distributed."""
+    """Over time: goodput, mean K, the queue, and replicas where they come and go; and how first
+    tokens and tokens are distributed."""
     return [
         _over_time(runs, "Goodput", "Tokens per second", "goodput"),
         _over_time(runs, "K", "Mean draft tokens per sequence", "mean_k"),
         _over_time(runs, "Queue", "Requests waiting per target", "num_queued"),
+        *([_replicas(runs)] if runs[0].scaled is not None else []),
         _distribution(runs, "Time to first token", "ttft_s"),
         _distribution(runs, "Time per output token", "tpot_s"),
     ]
@@ -76,6 +78,17 @@ def _over_time(runs: SequenceOf[ServiceRun], title: str, label: str, field: str)
         for run, points in zip(runs, timelines, strict=True)
     ]
     return Panel(title, f"Virtual time ({unit})", label, lines)
+
+
+def _replicas(runs: SequenceOf[ServiceRun]) -> Panel:
+    lines = []
+    for run in runs:
+        seen = [each for record in run.sampled.records for each in record.scaled]
+        for kind in ("targets", "drafts"):
+            counts = [float(getattr(each, f"num_{kind}")) for each in seen]
+            times = [each.time_s for each in seen]
+            lines.append(Line(f"{run.policy}: {kind}", times, counts, stepped=True))
+    return Panel("Replicas that serve", "Virtual time (s)", "Replicas", lines)
 
 
 def _distribution(runs: SequenceOf[ServiceRun], title: str, field: str) -> Panel:

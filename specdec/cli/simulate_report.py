@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as SequenceOf
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,6 +113,8 @@ def _service_entry(
         "num_refused": run.count("num_refused"),
         "num_sampled_targets": sampled.num_targets,
     }
+    if run.scaled is not None:
+        entry |= asdict(run.scaled)
     if price is not None and run.goodput_tokens_per_s:
         entry["cost_per_million_tokens"] = run.cost_per_million_tokens(*price)
     return {key: _rounded(value) for key, value in entry.items()}
@@ -156,6 +159,10 @@ def print_service(console: Console, report: dict[str, Any]) -> None:
     headings = ["policy", "tokens/s", "over off", "TTFT ms p50/p99", "TPOT ms p50/p99", "mean K"]
     headings += ["acceptance", "batch", "queue", "busy", "waits"]
     rows = [_service_row(entry) for entry in report["policies"]]
+    if "mean_gpus" in report["policies"][0]:
+        headings += ["targets mean/most", "drafts mean/most", "GPUs", "changes"]
+        for entry, row in zip(report["policies"], rows, strict=True):
+            row += _scaled_cells(entry)
     if "cost_per_million_tokens" in report["policies"][0]:
         headings.append("per M tokens")
         for entry, row in zip(report["policies"], rows, strict=True):
@@ -178,6 +185,15 @@ def _service_row(entry: dict[str, Any]) -> list[str]:
         f"{entry['mean_queue']:.1f}",
         f"{100 * entry['busy_fraction']:.0f}%",
         f"{100 * entry['waiting_for_drafts']:.1f}%",
+    ]
+
+
+def _scaled_cells(entry: dict[str, Any]) -> list[str]:
+    return [
+        f"{entry['mean_targets']:.2f}/{entry['most_targets']}",
+        f"{entry['mean_drafts']:.2f}/{entry['most_drafts']}",
+        f"{entry['mean_gpus']:.2f}",
+        str(entry["num_target_changes"] + entry["num_draft_changes"]),
     ]
 
 

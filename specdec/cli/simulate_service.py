@@ -29,6 +29,7 @@ from specdec.simulation.service.fleet import Service
 from specdec.simulation.service.network import parse_latency
 from specdec.simulation.service.report import ServiceRun
 from specdec.simulation.service.sampling import Sample, run_sampled, windows
+from specdec.simulation.service.scaling import Scaling
 
 
 def run(
@@ -57,6 +58,8 @@ def run(
         "drafts": options.drafts,
         "gpus": options.targets * target_gpus + options.drafts * options.draft_gpus,
         "sample": options.sample,
+        "max_targets": options.max_targets,
+        "max_drafts": options.max_drafts,
     }
     price = None
     if options.gpu_hour_cost is not None:
@@ -110,10 +113,11 @@ def _service(
     if options.gpu_hour_cost is not None:
         check_number("gpu_hour_cost", options.gpu_hour_cost)
     load = facts["concurrency"]
+    cost = make_machine(facts["cost"], drafters)
     return Service(
         requests=requests,
         drafters=drafters,
-        cost=make_machine(facts["cost"], drafters),
+        cost=cost,
         load=parse_arrivals(options.arrivals, options.duration) if options.arrivals else load,
         max_k=facts["max_k"],
         num_targets=options.targets,
@@ -123,6 +127,27 @@ def _service(
             outage for text in options.draft_down for outage in _outages(text, options.drafts)
         ),
         limits=Limits(options.max_sequences, options.max_batched_tokens, options.kv_tokens),
+        scaling=_scaling(options, cost.num_gpus) if options.scales else None,
+    )
+
+
+def _scaling(options: ServiceOptions, num_gpus: int) -> Scaling:
+    most_targets, most_drafts = options.max_targets, options.max_drafts
+    most_targets = options.targets if most_targets is None else most_targets
+    most_drafts = options.drafts if most_drafts is None else most_drafts
+    check_whole("max_targets", most_targets, 1, MAX_TARGETS)
+    check_whole("max_drafts", most_drafts, 0, MAX_TARGETS)
+    check_number("start_up", options.start_up, most=MAX_DURATION_S)
+    if options.sample is not None:
+        raise ConfigError(
+            "sample: replicas that come and go have a history; leave --sample out", field="sample"
+        )
+    return Scaling(
+        most_targets,
+        most_drafts,
+        options.start_up,
+        target_cost=options.target_gpus or num_gpus,
+        draft_cost=options.draft_gpus,
     )
 
 

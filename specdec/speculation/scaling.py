@@ -20,8 +20,12 @@ from specdec.speculation.controller.drafter_cost import FREE_BUSY
 # A target is full enough where this share of its KV cache, or of its places, is taken, and may
 # take over what others have up to the lower one.
 FULL_USAGE, ROOMY_USAGE = 0.8, 0.6
-# Requests that wait per target: more than the first call for another, the second keep all.
+# Requests that wait: more than the first at every target call for another, more than the second
+# per target keep all.
 LONG_QUEUE, SHORT_QUEUE = 4.0, 1.0
+# At most so many times the targets that are up: while others start the queue grows, and would call
+# for more and more that are idle once it is worked off.
+GROWTH = 2
 # Where a draft's time begins to have a price, and what is low enough to close one.
 BUSY, IDLE_ENOUGH = FREE_BUSY, 0.5
 
@@ -44,13 +48,12 @@ class TargetReading:
     waited: float
     cost: float
 
-    @property
-    def need(self) -> float:
-        """Replicas that would be exactly full of what runs and waits here: what waits will take as
-        much room as what runs."""
+    def need(self, num_waiting: float) -> float:
+        """Replicas that would be exactly full of what runs here and `num_waiting` more, which will
+        take as much room as what runs."""
         if self.num_running <= 0:
-            return max(self.usage, 1.0) if self.num_waiting > 0 else self.usage
-        return self.usage * (1 + self.num_waiting / self.num_running)
+            return max(self.usage, 1.0) if num_waiting > 0 else self.usage
+        return self.usage * (1 + num_waiting / self.num_running)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +114,16 @@ def wanted_targets(readings: SequenceOf[TargetReading], num_running: int, curren
     ]
     if not sound:
         return current
-    need = num_running * _mean(each.need for each in sound)
-    queue = _mean(each.num_waiting for each in sound)
+    # The next request finds the shortest queue. What waits elsewhere stays where it is: it would
+    # have nothing of another target.
+    queue = min(each.num_waiting for each in sound)
+    need = num_running * _mean(each.need(queue) for each in sound)
     least, most = math.ceil(need / FULL_USAGE), math.ceil(need / ROOMY_USAGE)
     if queue > LONG_QUEUE:
         # Against those that are up: what is starting already must not be ordered again.
         least = max(least, num_running + 1)
-    if queue > SHORT_QUEUE:
+    least = min(least, GROWTH * num_running)
+    if _mean(each.num_waiting for each in sound) > SHORT_QUEUE:
         most = max(most, current)
     return _nearest(current, max(least, 1), max(most, 1))
 

@@ -53,6 +53,7 @@ class DraftReplica:
         self._outages = outages
         self._waiting: list[Round] = []
         self._is_busy = False
+        self.busy_s = 0.0  # of all rounds so far
         self._busy_until_s = self._busy = self._measured_s = 0.0
         self._asked_at: dict[int, float] = {}
 
@@ -81,6 +82,7 @@ class DraftReplica:
     def _finish(self, batch: SequenceOf[Round], started_s: float) -> None:
         now_s = self._events.now_s
         self._is_busy = False
+        self.busy_s += now_s - started_s
         self._measure(0.0)
         is_lost = any(o.start_s < now_s and o.end_s > started_s for o in self._outages)
         if is_lost:
@@ -114,6 +116,7 @@ class DraftLink:
     """One target's way to the drafts: its own one first, another while that is silent.
 
     A draft that takes over, or comes back, first computes the contexts of the target's sequences.
+    drafts: those there are; where some come or go, each target's own one is told anew.
     """
 
     def __init__(
@@ -126,12 +129,12 @@ class DraftLink:
         prefill_s: float,
     ) -> None:
         self._events = events
-        self._drafts = [*drafts[target % len(drafts) :], *drafts[: target % len(drafts)]]
+        self._drafts = drafts
         self._target = target
         self._latency = latency
         self._random = random
         self._prefill_s = prefill_s
-        self._draft = self._drafts[0]
+        self._own = self._draft = self._own_of(drafts)
         self._ready_s = events.now_s
         self._timing = DrafterTiming(NAME)
 
@@ -139,23 +142,33 @@ class DraftLink:
         """Whether proposals can be asked for; moves to another draft where the present one has been
         silent for long enough, and `num_context_tokens` are to be computed there."""
         now_s = self._events.now_s
-        outage = self._draft.outage(now_s)
-        if outage is None:
-            return now_s >= self._ready_s
-        if now_s < outage.start_s + SILENT_AFTER_S:
-            return now_s >= self._ready_s
         catch_up_s = num_context_tokens * self._prefill_s
-        other = next((draft for draft in self._drafts if draft.outage(now_s) is None), None)
+        own = self._own_of(self._drafts)
+        if own is not self._own:
+            self._own = self._draft = own
+            self._ready_s = now_s + catch_up_s
+        if self._draft is None:
+            return False
+        outage = self._draft.outage(now_s)
+        if outage is None or now_s < outage.start_s + SILENT_AFTER_S:
+            return now_s >= self._ready_s
+        start = self._target % len(self._drafts)
+        in_order = [*self._drafts[start:], *self._drafts[:start]]
+        other = next((draft for draft in in_order if draft.outage(now_s) is None), None)
         if other is not None:
             self._draft, self._ready_s = other, now_s + catch_up_s
         else:
             self._ready_s = outage.end_s + catch_up_s
         return False
 
+    def _own_of(self, drafts: SequenceOf[DraftReplica]) -> DraftReplica | None:
+        return drafts[self._target % len(drafts)] if drafts else None
+
     def ask(self, depth: int, num_tokens: int, answered: Callable[[], None]) -> None:
         """Ask for a round; `answered` is called when its proposals arrive, which may be never."""
         there_s = self._latency.sample(self._random)
         draft = self._draft
+        assert draft is not None, "asked while no draft is available"
 
         def answer(draft_s: float) -> None:
             back_s = self._latency.sample(self._random)
@@ -173,6 +186,8 @@ class DraftLink:
     def take_timing(self, waited_s: float | None) -> DrafterTiming:
         """What was measured since the last call."""
         timing, self._timing = self._timing, DrafterTiming(NAME)
+        if self._draft is None:
+            return timing
         outage = self._draft.outage(self._events.now_s)
         return DrafterTiming(
             NAME,

@@ -24,6 +24,7 @@ from specdec.simulation.service.events import Events
 from specdec.simulation.service.network import Latency
 from specdec.simulation.service.records import Record
 from specdec.simulation.service.replica import MAX_UNDRAFTED_STEPS, TargetReplica
+from specdec.simulation.service.scaling import Autoscaler, Group, Scaling
 
 # A 1B draft on one H100: two operations per weight at 0.7 of 989e12 a second.
 DRAFT_PREFILL_S = 3.6e-6
@@ -35,7 +36,8 @@ class Service:
 
     load: arrivals of the whole service, or the number of clients of each target, which send their
         next request when one has ended. num_drafts: drafts apart, 0 for none. outages: of each
-        draft, by its number.
+        draft, by its number. scaling: None where replicas neither come nor go; else `num_targets`
+        and `num_drafts` are the least, and those to begin with.
     """
 
     requests: SequenceOf[SimulatedRequest]
@@ -51,9 +53,22 @@ class Service:
     max_wait_s: float = 0.25
     draft_prefill_s: float = DRAFT_PREFILL_S
     max_undrafted_steps: int = MAX_UNDRAFTED_STEPS
+    scaling: Scaling | None = None
+
+    @property
+    def drafts_apart(self) -> bool:
+        """Whether there may be any."""
+        return self.num_drafts > 0 or (self.scaling is not None and self.scaling.max_drafts > 0)
 
     def __post_init__(self) -> None:
-        if self.num_drafts and APART not in self.drafters:
+        if self.scaling is not None:
+            self.scaling.check(self.num_targets, self.num_drafts)
+            if not isinstance(self.load, Arrivals):
+                raise ConfigError(
+                    "max_targets: clients of a closed loop stay where they are; needs arrivals",
+                    field="max_targets",
+                )
+        if self.drafts_apart and APART not in self.drafters:
             raise ConfigError(
                 f"drafts: {', '.join(self.drafters)} drafts beside the target; only a draft model "
                 "runs apart",
@@ -101,23 +116,41 @@ class Fleet:
         self._events = Events(stretch.start_s)
         first_s = stretch.start_s + stretch.warm_up_s
         self.record = Record(first_s, stretch.end_s, (stretch.end_s - first_s) / num_bins)
-        drafts = [self._draft(number) for number in range(service.num_drafts)]
-        self.targets = [
-            self._target(number, setting, drafts) for number in range(service.num_targets)
-        ]
+        self.drafts = [self._draft(number) for number in range(service.num_drafts)]
+        self.targets = [self._target(number, setting) for number in range(service.num_targets)]
+        if service.scaling is not None:
+            self._scale(service.scaling, setting)
+
+    def _scale(self, scaling: Scaling, setting: PolicySetting) -> None:
+        service, start_up_s = self._service, scaling.start_up_s
+        targets = Group(
+            self._events,
+            self.targets,
+            lambda number: self._target(number, setting),
+            (service.num_targets, scaling.max_targets),
+            scaling.target_delays,
+            start_up_s,
+        )
+        drafts = Group(
+            self._events,
+            self.drafts,
+            self._draft,
+            (service.num_drafts, scaling.max_drafts),
+            scaling.draft_delays,
+            start_up_s,
+        )
+        Autoscaler(self._events, scaling, targets, drafts, self.record)
 
     def _draft(self, number: int) -> DraftReplica:
         outages = [outage for of, outage in self._service.outages if of == number]
         return DraftReplica(self._events, self._service.cost, outages)
 
-    def _target(
-        self, number: int, setting: PolicySetting, drafts: SequenceOf[DraftReplica]
-    ) -> TargetReplica:
+    def _target(self, number: int, setting: PolicySetting) -> TargetReplica:
         service, link = self._service, None
-        if drafts:
+        if service.drafts_apart:
             link = DraftLink(
                 self._events,
-                drafts,
+                self.drafts,
                 number,
                 service.latency,
                 self._network_random,

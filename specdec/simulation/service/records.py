@@ -31,6 +31,19 @@ class Totals:
             setattr(self, member.name, mine + getattr(other, member.name))
 
 
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Those that serve at a moment, and so far: cost (GPU-seconds) since the moment before, and
+    decisions for another count."""
+
+    time_s: float
+    num_targets: int
+    num_drafts: int
+    cost_s: float
+    num_target_changes: int
+    num_draft_changes: int
+
+
 @dataclass(slots=True)
 class Record:
     """Of one stretch of time: first tokens, finished requests and steps that fell into it.
@@ -50,6 +63,7 @@ class Record:
     num_refused: int = 0
     totals: Totals = field(default_factory=Totals)
     bins: dict[int, Totals] = field(default_factory=dict)
+    scaled: list[Replicas] = field(default_factory=list)
 
     def covers(self, now_s: float) -> bool:
         return self.start_s <= now_s < self.end_s
@@ -66,6 +80,11 @@ class Record:
             self.e2e_s.append(now_s - arrived_s)
             if num_tokens > 1:
                 self.tpot_s.append((now_s - first_s) / (num_tokens - 1))
+
+    def replicas(self, seen: Replicas) -> None:
+        """Where the service scales: what it has at a moment."""
+        if self.covers(seen.time_s):
+            self.scaled.append(seen)
 
     def step(self, now_s: float, counts: Totals) -> None:
         """A step ended."""

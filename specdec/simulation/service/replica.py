@@ -90,6 +90,7 @@ class TargetReplica:
         self._rows = Rows(drafters, max_k, LOCAL_DRAFTERS)
         self._jobs: dict[int, Job] = {}
         self._is_running = False
+        self.waited_s = 0.0  # of all steps so far
         self._num_prefill_steps = 0
         self._may_wait = True
         self._num_reserved = 0
@@ -97,8 +98,22 @@ class TargetReplica:
     @property
     def num_requests(self) -> int:
         """All that have not ended here."""
-        admission = self._admission
-        return len(self._rows) + len(admission.prefilling) + len(admission.waiting)
+        return self.num_running + self.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return len(self._rows) + len(self._admission.prefilling)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._admission.waiting)
+
+    @property
+    def usage(self) -> float:
+        """Taken share of the KV or of the places, whichever is more."""
+        limits = self._admission.limits
+        held = self._rows.num_kv_tokens + self._admission.num_reserved_tokens
+        return max(held / limits.kv_capacity_tokens, self.num_running / limits.max_num_sequences)
 
     def submit(self, request: SimulatedRequest) -> None:
         """A request arrives. One that could never be held is refused."""
@@ -285,6 +300,7 @@ class TargetReplica:
             num_late=step.num_late,
             num_queued=len(self._admission.waiting),
         )
+        self.waited_s += counts.wait_s
         self._record.step(now_s, counts)
         if self._may_wait:  # else drafting only pauses, and wants its room back
             self._num_reserved = counts.num_drafted

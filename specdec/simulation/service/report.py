@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from specdec.simulation.service.fleet import Service
 from specdec.simulation.service.records import Totals
 from specdec.simulation.service.sampling import SampledRun
@@ -20,6 +22,19 @@ class Point:
     goodput: float
     mean_k: float
     num_queued: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRun:
+    """Replicas that served, where they came and went; changes: decisions for another count."""
+
+    mean_targets: float
+    most_targets: int
+    num_target_changes: int
+    mean_drafts: float
+    most_drafts: int
+    num_draft_changes: int
+    mean_gpus: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +76,10 @@ class ServiceRun:
 
     @property
     def busy_fraction(self) -> float:
-        """Of the targets' time."""
+        """Of the time of the targets that served."""
         seconds = sum(record.seconds for record in self.sampled.records)
-        return self.totals.step_s / (seconds * self.sampled.num_targets)
+        num_targets = self.scaled.mean_targets if self.scaled else self.sampled.num_targets
+        return self.totals.step_s / (seconds * num_targets)
 
     def timeline(self) -> list[Point]:
         """A point for each bin of a whole run, or for each window of a sampled one."""
@@ -75,11 +91,30 @@ class ServiceRun:
                 points.append(_point(time_s, totals, record.bin_s, scale))
         return points
 
+    @property
+    def scaled(self) -> ScaledRun | None:
+        """What scaling did; None where replicas stayed."""
+        seen = [each for record in self.sampled.records for each in record.scaled]
+        if not seen:
+            return None
+        first, last = seen[0], seen[-1]
+        return ScaledRun(
+            float(np.mean([each.num_targets for each in seen])),
+            max(each.num_targets for each in seen),
+            last.num_target_changes - first.num_target_changes,
+            float(np.mean([each.num_drafts for each in seen])),
+            max(each.num_drafts for each in seen),
+            last.num_draft_changes - first.num_draft_changes,
+            sum(each.cost_s for each in seen) / sum(r.seconds for r in self.sampled.records),
+        )
+
     def cost_per_million_tokens(
         self, gpu_hour_cost: float, target_gpus: int, draft_gpus: int
     ) -> float:
         """Of all GPUs, busy or not, for the tokens that they committed."""
-        gpus = self.service.num_targets * target_gpus + self.service.num_drafts * draft_gpus
+        scaled = self.scaled
+        gpus: float = self.service.num_targets * target_gpus + self.service.num_drafts * draft_gpus
+        gpus = gpus if scaled is None else scaled.mean_gpus
         per_second = gpus * gpu_hour_cost / HOUR_S
         return MILLION * per_second / self.goodput_tokens_per_s
 

@@ -108,6 +108,7 @@ def test_torch_is_not_loaded(trace):
 
 SERVICE = ("--workload", "gsm8k", "--drafter", "draft", "--cost", "llama-70b-tp4", "--max-k", "4")
 SHORT = ("--duration", "4", "--warm-up", "1")
+OPEN = (*SHORT, "--arrivals", "poisson:6")
 
 
 def test_a_service_reports_latencies_and_cost():
@@ -134,6 +135,21 @@ def test_a_sampled_service_states_its_error():
     report = json.loads(result.stdout)
     assert report["num_sampled_targets"] == 4
     assert report["goodput_relative_standard_error"] > 0
+
+
+def test_a_service_that_scales_reports_its_replicas(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "scaled.svg"
+    words = [*SERVICE, *OPEN, "--max-targets", "2", "--plot", str(picture), "--policy", "off"]
+    result = invoke(*words, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["max_targets"] == 2
+    assert (report["mean_targets"], report["most_targets"], report["most_drafts"]) == (1, 1, 0)
+    assert report["num_target_changes"] == report["num_draft_changes"] == 0
+    assert report["mean_gpus"] == pytest.approx(4, rel=0.3)
+    assert picture.stat().st_size > 1000
+    assert "targets mean/most" in invoke(*SERVICE, *OPEN, "--max-targets", "2").stdout
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
@@ -164,6 +180,11 @@ def test_pictures_are_drawn(tmp_path, trace, suffix):
         ([*SHORT, "--sample", "4"], "sample: '4' is no WxS"),
         ([*SHORT, "--sample", "4x2"], "sample: 4 windows of 2 s do not fit"),
         ([*SHORT, "--targets", "0"], "targets must be between 1"),
+        ([*OPEN, "--targets", "2", "--max-targets", "1"], "max_targets must be at least the 2"),
+        ([*OPEN, "--drafts", "1", "--max-drafts", "0"], "max_drafts must be at least the 1"),
+        ([*OPEN, "--max-targets", "2", "--start-up", "-1"], "start_up must be finite"),
+        ([*OPEN, "--max-targets", "2", "--sample", "1x5"], "sample: replicas that come and go"),
+        ([*SHORT, "--max-targets", "2"], "max_targets: clients of a closed loop"),
         ([*SHORT, "--gpu-hour-cost", "-1"], "gpu_hour_cost must be finite"),
         ([*SHORT, "--policy", "oracle"], "policy: oracle looks at a batch"),
         ([*SHORT, "--policy", "fixed:9"], "fixed:K takes a whole K from 0 to 4"),
@@ -200,9 +221,12 @@ def test_what_cannot_be_reproduced_is_named(words, named):
 
 @pytest.mark.slow
 def test_a_reproduction_prints_every_cell(monkeypatch):
+    from specdec.cli import reproduce
     from specdec.simulation.reproduction import cells
 
     monkeypatch.setattr(cells, "SPEEDUPS", cells.SPEEDUPS[:1])
+    runs = cells.run_curves(0, lambda: None)
+    monkeypatch.setattr(reproduce, "run_curves", lambda seed, advance: runs)
     report = json.loads(invoke("--json", "--reproduce", "2601.11580").stdout)
     (curve,) = report["speedups"]
     for published, simulated, error in zip(

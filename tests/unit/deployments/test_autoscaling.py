@@ -5,12 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
+from ray.serve.autoscaling_policy import _apply_delay_logic
+from ray.serve.config import AutoscalingConfig
 
 from deployments.autoscaling import CPUS_PER_GPU, policy, replica_cost
 from deployments.settings import RankResources
+from specdec.simulation.service.scaling import Delay, Delays, Scaling
 from specdec.speculation.scaling import DraftReading, TargetReading
+from tests.conftest import REPOSITORY
 
+CONFIGS = [
+    *(REPOSITORY / "deployments" / "configs").glob("gpu-*.yaml"),
+    *(REPOSITORY / "k8s" / "overlays").glob("h100-*/serve-config.yaml"),
+]
 BUSY_TARGET = TargetReading(
     usage=0.5, num_running=10, num_waiting=0, gain=2.0, price=0.5, waited=0.2, cost=4.0
 )
@@ -87,6 +97,35 @@ def test_a_replica_that_reported_in_part_does_not_count():
 def test_other_deployments_keep_serves_own_rule():
     gateway = Context("Gateway", 2, 2, {}, total_num_requests=9.0)
     assert wanted(gateway) == {"Gateway": 4.5}
+
+
+def test_the_simulator_delays_as_serve_does():
+    random = np.random.default_rng(0)
+    config = AutoscalingConfig(
+        min_replicas=0, max_replicas=9, upscale_delay_s=3, downscale_delay_s=7
+    )
+    delay, state = Delay(Delays(3.0, 7.0)), {}
+    ours = theirs = 4
+    seen = set()
+    wanted_now = 4
+    for second in range(2000):
+        if random.random() < 0.2:
+            wanted_now = int(random.integers(1, 9))
+        ours = delay.decide(wanted_now, ours, float(second))
+        theirs, state = _apply_delay_logic(wanted_now, theirs, config, state, float(second))
+        assert ours == theirs, second
+        seen.add(ours)
+    assert len(seen) > 4
+
+
+def test_the_simulator_has_the_delays_of_the_shipped_configs():
+    defaults = Scaling(1, 1)
+    for config in CONFIGS:
+        (application,) = yaml.safe_load(config.read_text("utf-8"))["applications"]
+        options = {each["name"]: each for each in application["deployments"]}
+        for name, delays in (("Target", defaults.target_delays), ("Draft", defaults.draft_delays)):
+            scaling = options[name]["autoscaling_config"]
+            assert Delays(scaling["upscale_delay_s"], scaling["downscale_delay_s"]) == delays
 
 
 def test_what_replicas_cost():

@@ -45,8 +45,13 @@ class TestTargets:
     def test_what_waits_will_take_room_as_what_runs_does(self):
         # Ten run on 0.9 of a target; five more would take 0.45: 1.35 in all, 2 at 0.8 each.
         assert wanted_targets(targets(1, usage=0.9, num_waiting=5), 1, 1) == 2
-        # A burst of thirty: 3.6 targets' worth.
-        assert wanted_targets(targets(1, usage=0.9, num_waiting=30), 1, 1) == 5
+        # Four such: 5.4, which are 7 at 0.8. Thirty for each would be 18, more than twice the four.
+        assert wanted_targets(targets(4, usage=0.9, num_waiting=5), 4, 4) == 7
+        assert wanted_targets(targets(4, usage=0.9, num_waiting=30), 4, 4) == 8
+
+    def test_a_queue_that_grows_while_replicas_start_orders_no_more(self):
+        assert wanted_targets(targets(1, usage=1.0, num_waiting=50), 1, 1) == 2
+        assert wanted_targets(targets(1, usage=1.0, num_waiting=500), 1, 2) == 2
 
     def test_a_long_queue_calls_for_another_though_there_is_room(self):
         assert wanted_targets(targets(2, usage=0.2, num_waiting=4), 2, 2) == 2
@@ -54,6 +59,11 @@ class TestTargets:
 
     def test_what_is_starting_is_not_ordered_again(self):
         assert wanted_targets(targets(2, usage=0.2, num_waiting=5), 2, 3) == 3
+
+    def test_a_queue_beside_a_target_without_one_orders_no_more(self):
+        """What came while it started waits where it came to; what comes now need not wait."""
+        old, new = targets(1, usage=0.9, num_waiting=30), targets(1, usage=0.3)
+        assert wanted_targets(old + new, 2, 2) == 2
 
     def test_a_short_queue_keeps_all(self):
         assert wanted_targets(targets(2, usage=0.1, num_waiting=2), 2, 2) == 2
