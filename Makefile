@@ -15,6 +15,10 @@ PROTO_FILES = $(sort $(wildcard protos/specdec/v1/*.proto))
 
 CLIENT_VENV := .venv-client
 CLIENT_STAMP := $(CLIENT_VENV)/.installed
+# Benchmark clients, each with versions of its own: tests/clients/requirements-*.txt.
+BENCH_STAMPS := .venv-aiperf/.installed .venv-vllm-bench/.installed
+NODE_CLIENT := tests/clients/node
+NODE_STAMP := $(if $(shell command -v npm),$(NODE_CLIENT)/node_modules/.package-lock.json)
 
 export RAY_AUTH_MODE ?= disabled
 
@@ -43,13 +47,24 @@ test: lint test-unit ## Lint, then every test that needs no extra environment
 test-unit: $(STAMP) ## Unit tests alone: two processes, no Ray, about a minute
 	$(BIN)/python -m pytest tests/unit --numprocesses 2
 
-test-clients: $(STAMP) $(CLIENT_STAMP) ## Tests of the light client in a venv of its own
+test-clients: $(STAMP) $(CLIENT_STAMP) $(BENCH_STAMPS) $(NODE_STAMP) ## Tests of the clients that people use, against one running demo
 	SPECDEC_CLIENT_PYTHON=$(abspath $(CLIENT_VENV))/bin/python $(BIN)/python -m pytest tests/clients
 
 $(CLIENT_STAMP): pyproject.toml constraints.txt $(shell find specdec/*.py specdec/client specdec/cli specdec/v1 -name '*.py')
 	rm -rf $(CLIENT_VENV)
 	$(PYTHON) -m venv $(CLIENT_VENV)
 	$(CLIENT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt .
+	touch $@
+
+# The files name every package that is needed, so nothing is left to resolve.
+$(BENCH_STAMPS): .venv-%/.installed: tests/clients/requirements-%.txt
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
+$(NODE_CLIENT)/node_modules/.package-lock.json: $(NODE_CLIENT)/package-lock.json
+	cd $(NODE_CLIENT) && npm ci --silent --no-audit --no-fund --ignore-scripts
 	touch $@
 
 lint: $(STAMP) protos-check docs ## ruff, mypy, layer contracts, buf, stubs compared with their protos, the docs
@@ -90,4 +105,4 @@ bench: $(STAMP) ## The figures of README
 	$(BIN)/python -m benchmarks.peers
 
 clean: ## Remove environments, caches and builds
-	rm -rf $(VENV) $(PROTOS_VENV) $(CLIENT_VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PROTOS_VENV) $(CLIENT_VENV) $(dir $(BENCH_STAMPS)) $(NODE_CLIENT)/node_modules build dist .mypy_cache .ruff_cache .pytest_cache
