@@ -83,3 +83,12 @@ def node() -> str:
         if shutil.which(program) is None:
             pytest.skip(f"no {program} on this machine")
     return shutil.which("node")
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """The path of Prometheus' own tool; a skip where it is not installed."""
+    path = shutil.which("promtool")
+    if path is None:
+        pytest.skip("no promtool on this machine; it comes with Prometheus")
+    return path

@@ -6,7 +6,6 @@ each of the 30 minutes that follow.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,14 +194,6 @@ CASES = (
         quiet=("60m",),
     ),
 )
-
-
-@pytest.fixture(scope="session")
-def promtool() -> str:
-    path = shutil.which("promtool")
-    if path is None:
-        pytest.skip("no promtool on this machine; it comes with Prometheus")
-    return path
 
 
 @pytest.fixture(scope="session")
