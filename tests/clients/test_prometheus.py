@@ -1,4 +1,4 @@
-"""The demo's /metrics as Prometheus reads it: by prometheus_client's parser and promtool's linter."""
+"""The demo's /metrics as Prometheus reads it: its Python parser, and the linter of promtool."""
 
 from __future__ import annotations
 
