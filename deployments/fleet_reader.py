@@ -51,7 +51,7 @@ class FleetReader:
         self._shared: Any = None
         self._exchanged_s = float("-inf")
         self._latest: FleetReading | None = None
-        self._latest_s = float("-inf")
+        self._asked_s = float("-inf")  # for the latest
         self._running: asyncio.Task[FleetReading] | None = None
 
     async def read(self) -> FleetReading:
@@ -62,18 +62,18 @@ class FleetReader:
     async def watch(self) -> FleetReading:
         """A reading of the last moments, shared by all who watch: they cost two queries a second,
         and wait for one only as long as nobody minds."""
-        if time.monotonic() < self._latest_s + REUSE_S and self._latest is not None:
-            return self._latest
+        latest, age_s = self._latest, time.monotonic() - self._asked_s
+        if latest is not None and age_s < REUSE_S:
+            return latest
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._read(WATCH_TIMEOUT_S, EXCHANGE_PERIOD_S))
-        is_live = time.monotonic() < self._latest_s + MAX_AGE_S
-        if is_live and self._latest is not None:
+        if latest is not None and age_s < MAX_AGE_S:
             done, _ = await asyncio.wait({self._running}, timeout=PATIENCE_S)
-            return self._latest if not done else self._running.result()
+            return latest if not done else self._running.result()
         return await asyncio.shield(self._running)
 
     async def _read(self, timeout_s: float, exchange_period_s: float) -> FleetReading:
-        time_s = time.time()
+        time_s, asked_s = time.time(), time.monotonic()
         described = await self._target.describe_all(timeout_s)
         known = self._ledger.merge(
             {
@@ -85,10 +85,8 @@ class FleetReader:
             self._ledger.merge(await self._exchange(known))
             self._exchanged_s = time.monotonic()
         reading = FleetReading(time_s, described, self._ledger.totals())
-        if (
-            self._latest is None or reading.time_s >= self._latest.time_s
-        ):  # one may overtake another
-            self._latest, self._latest_s = reading, time.monotonic()
+        if asked_s >= self._asked_s:  # one may overtake another
+            self._latest, self._asked_s = reading, asked_s
         return reading
 
     async def _exchange(self, known: dict[str, Samples]) -> dict[str, Samples]:

@@ -103,6 +103,16 @@ async def test_what_is_too_old_is_not_told_as_live(reader, targets, monkeypatch)
     assert (await reader.watch()).counters[STEPS] == 2
 
 
+async def test_a_scrape_that_took_long_is_as_old_as_its_question(reader, targets, monkeypatch):
+    monkeypatch.setattr(fleet_reader, "REUSE_S", 0.3)
+    targets.delay_s = 0.4
+    await reader.read()
+    assert (await reader.watch()).counters[STEPS] == 1  # the scrape's, while the next one runs
+    assert targets.num_queries == 2
+    monkeypatch.setattr(fleet_reader, "MAX_AGE_S", 0.3)
+    assert (await reader.watch()).counters[STEPS] == 2
+
+
 async def test_one_who_leaves_does_not_end_the_query_of_the_others(reader, targets):
     targets.delay_s = 0.1
     leaving, staying = (asyncio.create_task(reader.watch()) for _ in range(2))
