@@ -178,8 +178,8 @@ def outcome(
         cut=sum(each.error is not None and bool(each.token_ids) for each in streams),
         differing=sum(each.token_ids != expected[each.number] for each in whole),
         accepted=sum(each.num_accepted for each in whole),
-        longest_first_s=max(each.gaps_s[0] for each in whole),
-        longest_gap_s=max(gap for each in whole for gap in each.gaps_s[1:]),
+        longest_first_s=max((gap for each in whole for gap in each.gaps_s[:1]), default=0.0),
+        longest_gap_s=max((gap for each in whole for gap in each.gaps_s[1:]), default=0.0),
     )
 
 
