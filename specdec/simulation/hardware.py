@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specdec.errors import ConfigError
+from specdec.input_files import check_regular
 from specdec.simulation.roofline import Efficiency, Gpu, ModelSize, Placed, Roofline
 
 GPUS = {
@@ -82,6 +83,7 @@ def read_machine(path: Path) -> Roofline:
     Raises ConfigError (field `cost`) naming file and field.
     """
     try:
+        check_regular(path)
         content = json.loads(path.read_text("utf-8"))
         if not isinstance(content, dict) or not content.keys() <= {"target", "draft"}:
             raise ConfigError("machine: takes an object with target and draft", field="cost")

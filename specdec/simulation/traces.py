@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from specdec.errors import ConfigError
+from specdec.input_files import bounded_lines, check_regular
 from specdec.simulation.requests import Ints, SimulatedRequest
 
 PREFIX = "accept_len_"
@@ -72,9 +73,10 @@ def _read(
 ) -> list[SimulatedRequest | None]:
     opener = gzip.open if path.suffix == ".gz" else open
     try:
+        check_regular(path)
         with opener(path, "rt", encoding="utf-8") as file:
-            lines = list(file)
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+            lines = list(bounded_lines(file))
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ConfigError(f"trace: cannot read {path}: {error}", field="trace") from None
     requests = []
     for number, line in enumerate(lines, 1):

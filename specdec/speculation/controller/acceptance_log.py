@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import ConfigError
+from specdec.input_files import bounded_lines, check_regular
 
 FORMAT = 1
 MAX_POSITIONS = 128
@@ -160,10 +161,12 @@ def read_log(path: Path) -> Reading:
     """Read one file. Raises ConfigError, naming file and line, where a line is no record."""
     records, torn = [], []
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        check_regular(path)
+        with path.open(encoding="utf-8") as file:
+            lines = [line.rstrip("\n") for line in bounded_lines(file)]
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", field="file") from error
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         if line.startswith('{"format"') and not line.endswith("}"):

@@ -17,6 +17,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
 from specdec.errors import ConfigError
+from specdec.input_files import check_regular
 
 FORMAT = 1
 # Beyond these a number is a slip of the pen, and its square is no number any more.
@@ -108,6 +109,7 @@ def write_profiles(path: Path, profiles: Iterable[ModelProfile]) -> None:
 def read_profiles(path: Path) -> tuple[ModelProfile, ...]:
     """Every profile of a file. Raises ConfigError, naming file and field, for anything else."""
     try:
+        check_regular(path)
         content = json.loads(path.read_text("utf-8"))
         return _content(content)
     except (OSError, UnicodeDecodeError) as error:
