@@ -17,7 +17,8 @@ MAX_OPEN_ROUNDS = 4
 @dataclass(frozen=True, slots=True)
 class RoundTime:
     """depth: the most draft tokens asked for one session; num_tokens: for all of them. draft_s: of
-    the session that took longest; network_s: the rest of the round."""
+    the session that took longest, as the draft tells, but never more than the round; network_s: the
+    rest of the round."""
 
     depth: int
     num_tokens: int
@@ -84,9 +85,10 @@ class RoundTimes:
         self._open.remove(started)
         if started.num_drafted:
             elapsed_s = self._clock() - started.asked_s
-            network_s = max(elapsed_s - started.draft_s, 0.0)
+            # The draft's own word, and nobody need believe that it took longer than the whole.
+            draft_s = min(max(started.draft_s, 0.0), elapsed_s)
             self._finished = RoundTime(
-                started.depth, started.num_tokens, started.draft_s, network_s
+                started.depth, started.num_tokens, draft_s, elapsed_s - draft_s
             )
 
     def _drop(self, started: _Open) -> None:

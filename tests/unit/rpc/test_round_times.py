@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from specdec.rpc.round_times import MAX_OPEN_ROUNDS, RoundTime, RoundTimes
 from tests.unit.engine.draft_harness import Clock
 
@@ -39,6 +41,16 @@ def test_a_late_answer_belongs_to_its_own_round():
     assert taken(times) == RoundTime(4, 4, 0.15, 0.05)
     times.answered(1, 11, 8, 0.04)
     assert taken(times) == RoundTime(8, 8, 0.04, 0.06)
+
+
+@pytest.mark.parametrize("told_s", [0.2, 1e9, float("inf")])
+def test_no_draft_is_believed_to_have_drafted_longer_than_the_round_took(told_s):
+    clock = Clock()
+    times = RoundTimes(clock)
+    times.asked([(1, 10, 4)])
+    clock.advance(0.05)
+    times.answered(1, 10, 4, told_s)
+    assert taken(times) == RoundTime(4, 4, pytest.approx(0.05), 0.0)
 
 
 def test_a_round_without_tokens_shows_nothing():
