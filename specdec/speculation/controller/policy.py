@@ -254,12 +254,12 @@ class _Ranking:
         return Decision(
             ks=plan.ks,
             depth=plan.depth,
-            expected_tokens=plan.tokens - self._base_tokens,
-            goodput=plan.goodput,
-            baseline=self.nothing.goodput,
-            shadow_price=plan.goodput * self._slope(len(plan.chosen)),
-            offered_gain=offer.goodput / self.nothing.goodput,
-            regret=regret,
+            expected_tokens=float(plan.tokens - self._base_tokens),
+            goodput=float(plan.goodput),
+            baseline=float(self.nothing.goodput),
+            shadow_price=float(plan.goodput * self._slope(len(plan.chosen))),
+            offered_gain=float(offer.goodput / self.nothing.goodput),
+            regret=float(regret),
         )
 
     def _slope(self, budget: int) -> float:

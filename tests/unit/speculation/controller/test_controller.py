@@ -283,3 +283,10 @@ def test_a_fixed_k_is_waited_for_as_long_as_the_operator_allows() -> None:
     free = World(GoodputController(SpeculationConfig(max_wait_ms=200.0)), {1: 0.9})
     free.steps(60)
     assert free.controller.wait_s() < 0.2
+
+
+def test_what_is_told_is_plain_numbers_and_texts() -> None:
+    """Numpy's own floats are floats, but are pickled and printed as what they are."""
+    world = World(GoodputController(SpeculationConfig(max_num_speculative_tokens=8)), {1: 0.8})
+    world.steps(60)
+    assert {type(value) for value in world.controller.snapshot().values()} == {float, str}
