@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,12 @@ def render(folder: Path) -> tuple[Manifest, ...]:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    return tuple(yaml.safe_load_all(ran.stdout))
+    return tuple(parsed(ran.stdout))
+
+
+def parsed(text: str) -> Iterator[Manifest]:
+    """The documents of a YAML text, by libyaml, which is ten times as fast as Python's own."""
+    return yaml.load_all(text, Loader=yaml.CSafeLoader)
 
 
 def written() -> list[tuple[Path, Manifest]]:
@@ -47,7 +53,7 @@ def written() -> list[tuple[Path, Manifest]]:
     return [
         (path, document)
         for path in sorted(files)
-        for document in yaml.safe_load_all(path.read_text("utf-8"))
+        for document in parsed(path.read_text("utf-8"))
         if isinstance(document, dict) and document["kind"] not in ("Kustomization", "Component")
     ]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specdec.simulation.renewal import tokens_per_round
+from specdec.simulation.reproduction import checks
 from specdec.simulation.reproduction.cells import (
     Bench,
     alike_requests,
@@ -143,8 +144,9 @@ def test_recordings_are_held_against_the_curves_of_their_data_set(tmp_path):
     assert dataset_of(tmp_path / "other.jsonl") is None
 
 
-@pytest.mark.slow
-def test_recordings_are_played(tmp_path):
+def test_recordings_are_played(tmp_path, monkeypatch):
+    """At two batches: the larger ones take the longer, and the same way."""
+    monkeypatch.setattr(checks, "BATCHES", BATCHES[:2])
     lines = [
         trace_line(20, 40, eagle=[1 + (i + j) % 4 for j in range(40)], ngram=[1] * 40)
         for i in range(6)

@@ -48,7 +48,7 @@ def expected(proposal: Proposal) -> tuple[int, str | None]:
     return len(proposal.token_ids), None
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(laws(), max_size=4), st.data())
 def test_laws_together_are_judged_as_laws_alone(some_laws, data) -> None:
     token_ids = [

@@ -8,6 +8,7 @@ then a finite sum, compared with the target's own law (a plain product over posi
 import itertools
 import math
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from specdec.speculation.verifier import (
 RULES = {"rejection": verify_rejection, "block": verify_block}
 
 
+@cache
 def random_logits(seed, context, vocab_size, spread=1.5):
     """Logits of a small table model: any two contexts have unrelated ones."""
     state = seed + 1

@@ -162,7 +162,6 @@ def num_allocated(num_sequences: int) -> int:
     grounds = decided([1] * num_sequences, [[0.5] * 4] * num_sequences)
     log, ks = DecisionLog(), np.ones(num_sequences, dtype=np.int64)
     log.append(step, ks, "on", 0.0, 1.0, grounds)
-    gc.collect()
     gc.disable()
     try:
         before = sys.getallocatedblocks()
