@@ -60,7 +60,7 @@ $(CLIENT_STAMP): pyproject.toml constraints.txt $(shell find specdec/*.py specde
 $(BENCH_STAMPS): .venv-%/.installed: tests/clients/requirements-%.txt
 	rm -rf $(@D)
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r $<
 	touch $@
 
 $(NODE_CLIENT)/node_modules/.package-lock.json: $(NODE_CLIENT)/package-lock.json
