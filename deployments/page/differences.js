@@ -66,6 +66,13 @@ export function stepsByK(before, after) {
   }));
 }
 
+/** Share of the decode steps that verified a draft token. */
+export function speculatingShare(before, after) {
+  const bars = stepsByK(before, after);
+  const all = bars.reduce((sum, { steps }) => sum + steps, 0);
+  return ratio(all - (bars[0]?.steps ?? 0), all);
+}
+
 /** {class: mean K} of the classes that had decode steps. */
 export function meanKByClass(before, after) {
   const means = {};

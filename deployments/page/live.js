@@ -51,7 +51,7 @@ export class LiveView {
     this.acceptance = new Bars(byId("acceptance"), 6);
     this.stepsByK = new Bars(byId("steps-by-k"), 7);
     this.targets = new Table(byId("targets"), TARGETS, "No target answers.");
-    this.drafters = new Table(byId("drafters"), DRAFTERS, "No drafter is configured.");
+    this.drafters = new Table(byId("drafters"), DRAFTERS, "No drafter has proposed so far.");
     this.drafts = new Table(byId("drafts"), DRAFTS, "No draft replica is connected.");
   }
 

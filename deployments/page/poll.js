@@ -1,7 +1,7 @@
 /** Asks /live again and again; one question at a time. */
 
 export const PERIOD_MS = 1000;
-const PATIENCE_MS = 4000;
+const PATIENCE_MS = 8000;
 
 /**
  * Call `onReading(reading)` or `onSilence(error)` once a period, for as long as the page lives.

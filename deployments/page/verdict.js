@@ -1,7 +1,7 @@
 /** Whether speculation pays, in one sentence, and why not where it does not. */
 
-import { growth, speedup } from "./differences.js";
-import { fixed, span, times } from "./format.js";
+import { growth, speculatingShare, speedup } from "./differences.js";
+import { fixed, percent, span, times } from "./format.js";
 
 // Closer to 1 than this is within what an estimate may miss.
 const FELT = 0.05;
@@ -12,7 +12,7 @@ const GUARD_REASONS = {
 };
 const PHASES = {
   on: "on",
-  off: "off: drafting would not pay now",
+  off: "off: would not pay now",
   idle: "idle",
   calibrating: "calibrating: measures what drafting costs",
   baseline: "on: measures plain speed for a few steps",
@@ -71,10 +71,8 @@ function idle(before, after, windowS) {
   };
 }
 
-function withoutDrafters({ drafters, drafts }) {
-  if (drafters.length === 0) {
-    return { tone: "quiet", head: "No drafter", detail: "Every token is the target's own." };
-  }
+function withoutDrafters({ targets, drafters, drafts }) {
+  if (drafters.length === 0) return withoutProposals(targets);
   const usable = drafters.filter(({ broken }) => !broken);
   if (usable.length === 0) {
     const names = drafters.map(({ name }) => name).join(", ");
@@ -88,6 +86,16 @@ function withoutDrafters({ drafters, drafts }) {
     };
   }
   return null;
+}
+
+/** A drafter is known from its first proposal on: before it, there may be one all the same. */
+function withoutProposals(targets) {
+  if (targets.some(({ phase }) => phase === "calibrating")) return null;
+  return {
+    tone: "quiet",
+    head: "No drafter",
+    detail: "None has proposed so far: every token is the target's own.",
+  };
 }
 
 function byGuard({ targets }) {
@@ -105,7 +113,8 @@ function byGuard({ targets }) {
 function byMeasure(before, after, windowS) {
   const measured = speedup(before, after);
   if (measured === null) return null;
-  const over = `Over the last ${span(windowS)}, steps that speculated ran at ${times(measured)} the estimated plain speed.`;
+  const share = percent(speculatingShare(before, after));
+  const over = `Last ${span(windowS)}: the steps that speculated, ${share} of all, ran at ${times(measured)} the estimated plain speed.`;
   const told = { detail: over, figure: times(measured) };
   if (measured >= 1 + FELT) return { tone: "good", head: "Speculation pays", ...told };
   if (measured > 1 - FELT) return { tone: "even", head: "Speculation breaks even", ...told };

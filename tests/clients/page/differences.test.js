@@ -8,6 +8,7 @@ import {
   meanKByClass,
   perOther,
   perSecond,
+  speculatingShare,
   speedup,
   stepsByK,
   tokensPerStep,
@@ -55,6 +56,12 @@ test("steps by K have no holes", () => {
     { k: 3, steps: 2 },
   ]);
   assert.deepEqual(stepsByK(reading(0), reading(1)), []);
+});
+
+test("the share of steps that speculated", () => {
+  const after = reading(1, { totals: { steps_by_k: { 0: 6, 1: 1, 4: 1 } } });
+  assert.equal(speculatingShare(reading(0), after), 0.25);
+  assert.equal(speculatingShare(after, after), null);
 });
 
 test("tokens per step leave out what prefills made", () => {

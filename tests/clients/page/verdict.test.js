@@ -25,7 +25,7 @@ test("the speed-up decides, and a hair's breadth is none", () => {
   assert.equal(verdict(...window(1.04)).head, "Speculation breaks even");
   assert.equal(verdict(...window(0.96)).head, "Speculation breaks even");
   assert.equal(verdict(...window(0.9)).head, "Speculation costs speed");
-  assert.match(verdict(...window(0.9)).detail, /last 60 seconds/);
+  assert.match(verdict(...window(0.9)).detail, /Last 60 seconds/);
 });
 
 test("nothing to do is idle, whatever was drafted before", () => {
@@ -43,7 +43,10 @@ test("a guard that paused all targets comes before what the window measured", ()
 });
 
 test("drafters that are missing, broken or not connected", () => {
-  assert.equal(verdict(...window(1, { drafters: [] })).head, "No drafter");
+  const none = { drafters: [], targets: [target("on")] };
+  assert.equal(verdict(...window(1, none)).head, "No drafter");
+  const starting = reading(9, { now: { running: 1 }, drafters: [], targets: [target("calibrating")] });
+  assert.equal(verdict(reading(0), starting).head, "Still measuring");
   assert.equal(verdict(...window(1, { drafters: [{ name: "draft", broken: true }] })).head, "No drafter works");
   assert.equal(verdict(...window(1, { drafts: [] })).head, "No draft is connected");
   const withNgrams = { drafts: [], drafters: [{ name: "draft" }, { name: "ngram" }] };
