@@ -95,8 +95,7 @@ def test_latencies_are_counted_by_bucket():
     assert first["edges_s"] == list(LATENCY_EDGES)
     below = [0.0, *LATENCY_EDGES, math.inf]
     assert first["counts"] == [
-        2 * sum(low < value <= high for value in values)
-        for low, high in pairwise(below)
+        2 * sum(low < value <= high for value in values) for low, high in pairwise(below)
     ]
     assert first["count"] == 2 * len(values)
     assert first["total_s"] == pytest.approx(2 * sum(values))
