@@ -7,14 +7,27 @@ import re
 import shlex
 import shutil
 import subprocess
+from functools import cache
 
 import pytest
 
 from deployments.settings import AppSettings
 from tests.conftest import REPOSITORY
+from tests.documents import printed
 from tests.kubernetes import K8S, OVERLAYS, application, cluster, ray_service, rendered
 
 GUIDE = REPOSITORY / "docs" / "deployment.md"
+# Programs that need a cluster, a docker daemon or a running service, whatever their arguments.
+NEEDS_MORE = {"curl", "docker", "helm", "kind"}
+# Of kubectl, what only reads files.
+READS_FILES = {"kustomize"}
+# What the guide makes by itself, beside the objects of the overlays.
+MADE_BY_HAND = {"hf-token", "specdec-redis"}
+
+
+def needs_cluster(command: str) -> bool:
+    program, *arguments = shlex.split(command)
+    return program in NEEDS_MORE or (program == "kubectl" and arguments[0] not in READS_FILES)
 
 
 def blocks(tag: str) -> list[str]:
@@ -23,6 +36,53 @@ def blocks(tag: str) -> list[str]:
     found = re.findall(pattern, GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert found
     return [line.strip() for block in found for line in block.splitlines()]
+
+
+def kubectl_commands() -> list[str]:
+    """Those of all blocks, and those that running text and tables name."""
+    named = re.findall(r"`(kubectl [^`]+)`", GUIDE.read_text("utf-8"))
+    return [c for c in [*blocks(""), *blocks(" offline"), *named] if c.startswith("kubectl ")]
+
+
+def test_every_command_that_needs_no_cluster_is_run():
+    """A new command is either run by the test below or needs more than this machine has."""
+    assert [c for c in blocks("") if not needs_cluster(c)] == []
+    assert [c for c in blocks(" offline") if needs_cluster(c)] == []
+    fences = set(re.findall(r"^ *```([a-z]\w* ?\w*)$", GUIDE.read_text("utf-8"), re.MULTILINE))
+    assert fences <= {"bash", "bash offline", "console", "text", "yaml"}, (
+        "a block that nobody looks at"
+    )
+
+
+def test_what_was_measured_was_measured_by_benchmarks_that_exist():
+    """They take minutes and a fleet, and are not run here."""
+    for entry in printed(GUIDE):
+        program, flag, module, *given = shlex.split(entry.command)
+        assert (program, flag, module.partition(".")[0]) == ("python", "-m", "benchmarks")
+        source = REPOSITORY.joinpath(*module.split(".")).with_suffix(".py").read_text("utf-8")
+        assert all(f'"{word}"' in source for word in given if word.startswith("--"))
+
+
+@pytest.mark.parametrize("command", kubectl_commands())
+def test_kubectl_knows_its_commands_and_options(command):
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl here")
+    _, *words = shlex.split(command)
+    operation = list(itertools.takewhile(lambda word: re.fullmatch(r"[a-z-]+", word), words))
+    group = 3 if operation[:2] == ["create", "secret"] else 2 if operation[0] == "create" else 1
+    own = kubectl_says(*operation[:group], "--help")
+    known = set(re.findall(r"(--?[a-zA-Z][\w-]*)[=,]", own + kubectl_says("options")))
+    given = {word.partition("=")[0] for word in words if word.startswith("-")}
+    assert given <= known
+
+
+@cache
+def kubectl_says(*words: str) -> str:
+    ran = subprocess.run(
+        ["kubectl", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
 
 
 @pytest.mark.parametrize("command", blocks(" offline"))
@@ -43,16 +103,35 @@ def test_paths_and_objects_of_the_other_commands_exist():
     }
     service = ray_service("cpu-demo")["spec"]["serveService"]["metadata"]["name"]
     objects.add(f"svc/{service}")
+    spaces = {"specdec"} | set(re.findall(r"kubectl label namespace (\w+)", GUIDE.read_text()))
     stages = set(re.findall(r"^FROM \S+ AS (\w+)$", dockerfile(), re.MULTILINE))
-    for command in blocks(""):
+    for command in [*blocks(""), *kubectl_commands()]:
         words = shlex.split(command)
         for before, word in itertools.pairwise(words):
             if before in ("-k", "--file"):
                 assert (REPOSITORY / word).exists(), command
             elif before == "--target":
                 assert word in stages, command
+            elif before in ("-n", "--namespace", "namespace"):
+                assert word in spaces, command
+            elif before == "generic":
+                assert word in MADE_BY_HAND, command
             elif re.match(r"(job|rayservice|svc)/", word):
                 assert word in objects, command
+        if words[:2] == ["kubectl", "delete"]:
+            kind, name = (
+                word
+                for before, word in itertools.pairwise(words[1:])
+                if before != "-n" and not word.startswith("-")
+            )
+            assert f"{kind}/{name}" in objects, command
+
+
+def test_secrets_made_by_hand_are_those_that_the_manifests_read():
+    text = "".join(str(manifest) for overlay in OVERLAYS for manifest in rendered(overlay))
+    assert all(f"'name': '{name}'" in text for name in MADE_BY_HAND)
+    labels = re.findall(r"(specdec\.io/\w+)=true", GUIDE.read_text("utf-8"))
+    assert all(f"'{label}': 'true'" in text for label in labels)
 
 
 def dockerfile() -> str:
