@@ -83,30 +83,13 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Targets, drafts, K and layout for a load, and whether a draft apart pays per GPU."""
-    check_number("rate", rate, may_be_zero=False)
-    check_number("tpot_ms", tpot_ms, may_be_zero=False)
-    check_number("network", network)
-    check_number("headroom", headroom, may_be_zero=False, most=1)
-    if headroom < MIN_HEADROOM:
-        raise ConfigError(
-            f"headroom must be at least {MIN_HEADROOM}, not {headroom}", field="headroom"
-        )
-    check_whole("max_k", max_k, 0, MAX_K_LIMIT)
-    check_whole("max_sequences", max_sequences, 1, 4096)
+    _check_numbers(rate, tpot_ms, network, headroom, max_k, max_sequences, gpu_hour_cost)
     check_whole("seed", seed, 0, 2**63 - 1)
-    if gpu_hour_cost is not None:
-        check_number("gpu_hour_cost", gpu_hour_cost)
     from specdec.simulation.planning import plan as planning
 
     of = _machine(machine)
     beside, apart = placements(of)
-    name = drafter or ("ngram" if beside is None else "draft")
-    if (name == "ngram") != (beside is None):
-        raise ConfigError(
-            f"drafter: {name} does not belong to {machine}, which has "
-            f"{'no draft' if beside is None else 'a draft'}",
-            field="drafter",
-        )
+    name = _drafter(drafter, machine, has_draft=beside is not None)
     requests = _requests(trace or [], workload, name, seed)
     demand = _demand(requests, name, max_k)
     load = planning.Load(rate, tpot_ms / 1000, headroom, max_sequences)
@@ -119,14 +102,7 @@ def plan(
         "tpot_ms": tpot_ms,
         "network_ms": network,
         "headroom": headroom,
-        "prompt_tokens": round(demand.prompt_len, 1),
-        "output_tokens": round(demand.output_len, 1),
-        **_entry(found.best, gpu_hour_cost, rate * demand.output_len),
-        "verdict": planning.verdict(found),
-        "disaggregation_pays_per_gpu": _pays(found),
-        "layouts": [
-            _entry(option, gpu_hour_cost, rate * demand.output_len) for option in found.options
-        ],
+        **_found(found, demand, gpu_hour_cost, rate * demand.output_len),
     }
     if check:
         from specdec.simulation.planning.check import simulate_plan
@@ -137,6 +113,41 @@ def plan(
         print_json(report)
     else:
         _print(output(), report, found)
+
+
+def _check_numbers(
+    rate: float,
+    tpot_ms: float,
+    network: float,
+    headroom: float,
+    max_k: int,
+    max_sequences: int,
+    gpu_hour_cost: float | None,
+) -> None:
+    check_number("rate", rate, may_be_zero=False)
+    check_number("tpot_ms", tpot_ms, may_be_zero=False)
+    check_number("network", network)
+    check_number("headroom", headroom, may_be_zero=False, most=1)
+    if headroom < MIN_HEADROOM:
+        raise ConfigError(
+            f"headroom must be at least {MIN_HEADROOM}, not {headroom}", field="headroom"
+        )
+    check_whole("max_k", max_k, 0, MAX_K_LIMIT)
+    check_whole("max_sequences", max_sequences, 1, 4096)
+    if gpu_hour_cost is not None:
+        check_number("gpu_hour_cost", gpu_hour_cost)
+
+
+def _drafter(wanted: str | None, machine: str, has_draft: bool) -> str:
+    """Whose acceptance is planned with. Raises ConfigError (field `drafter`)."""
+    name = wanted or ("draft" if has_draft else "ngram")
+    if (name == "ngram") == has_draft:
+        raise ConfigError(
+            f"drafter: {name} does not belong to {machine}, which has "
+            f"{'a draft' if has_draft else 'no draft'}",
+            field="drafter",
+        )
+    return name
 
 
 def _machine(text: str) -> Roofline:
@@ -177,6 +188,21 @@ def _demand(requests: Any, drafter: str, max_k: int) -> Demand:
         sum(request.output_len for request in requests) / len(requests),
         {k: tokens_per_round(requests, drafter, k) for k in range(max_k + 1)},
     )
+
+
+def _found(
+    found: Plan, demand: Demand, gpu_hour_cost: float | None, tokens_per_s: float
+) -> dict[str, Any]:
+    from specdec.simulation.planning.plan import verdict
+
+    return {
+        "prompt_tokens": round(demand.prompt_len, 1),
+        "output_tokens": round(demand.output_len, 1),
+        **_entry(found.best, gpu_hour_cost, tokens_per_s),
+        "verdict": verdict(found),
+        "disaggregation_pays_per_gpu": _pays(found),
+        "layouts": [_entry(option, gpu_hour_cost, tokens_per_s) for option in found.options],
+    }
 
 
 def _pays(found: Plan) -> bool | None:

@@ -14,6 +14,8 @@ from specdec.errors import ConfigError
 from specdec.simulation.reproduction.cells import NUM_FITTED, CurveRun, run_curves
 from specdec.simulation.reproduction.checks import (
     RecordedCurve,
+    ShareCell,
+    TreeRow,
     dataset_of,
     recorded_curves,
     share_cells,
@@ -42,8 +44,22 @@ def reproduce(paper: str, traces: SequenceOf[Path], seed: int, as_json: bool) ->
             recorded += recorded_curves(path, seed)
             advance()
         runs = run_curves(seed, advance)
+    report = _report(seed, runs, recorded)
+    if as_json:
+        print_json(report)
+    else:
+        _print(output(), report)
+        if not traces:
+            messages().print(
+                "with --trace FILE..., recordings are played beside it, nothing fitted"
+            )
+
+
+def _report(
+    seed: int, runs: SequenceOf[CurveRun], recorded: SequenceOf[RecordedCurve]
+) -> dict[str, Any]:
     trees = tree_rows()
-    report: dict[str, Any] = {
+    return {
         "paper": PAPER,
         "seed": seed,
         "batches": list(BATCHES),
@@ -55,38 +71,32 @@ def reproduce(paper: str, traces: SequenceOf[Path], seed: int, as_json: bool) ->
             for run in runs
         ],
         "recorded": [_curve(each.curve, each.simulated, each.errors) for each in recorded],
-        "shares": [
-            {
-                "model": cell.model,
-                "drafter": cell.drafter,
-                "batch": cell.batch,
-                "published": list(cell.published),
-                "simulated": _rounded(cell.simulated, 1),
-            }
-            for cell in share_cells()
-        ],
-        "trees": [
-            {
-                "model": row.model,
-                "dataset": row.dataset,
-                "shape": row.shape,
-                "tokens_per_round": round(row.tokens_per_round, DECIMALS),
-                "published": list(row.published),
-                "simulated": _rounded(row.simulated),
-            }
-            for row in trees
-        ],
+        "shares": [_share(cell) for cell in share_cells()],
+        "trees": [_tree(row) for row in trees],
         "tree_verdict": tree_verdict(trees),
         "flaws_not_repeated": list(FLAWS),
     }
-    if as_json:
-        print_json(report)
-    else:
-        _print(output(), report)
-        if not traces:
-            messages().print(
-                "with --trace FILE..., recordings are played beside it, nothing fitted"
-            )
+
+
+def _share(cell: ShareCell) -> dict[str, Any]:
+    return {
+        "model": cell.model,
+        "drafter": cell.drafter,
+        "batch": cell.batch,
+        "published": list(cell.published),
+        "simulated": _rounded(cell.simulated, 1),
+    }
+
+
+def _tree(row: TreeRow) -> dict[str, Any]:
+    return {
+        "model": row.model,
+        "dataset": row.dataset,
+        "shape": row.shape,
+        "tokens_per_round": round(row.tokens_per_round, DECIMALS),
+        "published": list(row.published),
+        "simulated": _rounded(row.simulated),
+    }
 
 
 def _curve(curve: Any, simulated: SequenceOf[float], errors: SequenceOf[float]) -> dict[str, Any]:
