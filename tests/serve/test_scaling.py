@@ -226,7 +226,7 @@ def test_the_rule_scales_what_serve_runs(
 ):
     """Up for a queue, down when there is none, and drafts by what targets report of them."""
     name = "ruled"
-    bounds = {"min_replicas": 1, "max_replicas": 2, "look_back_period_s": 3}
+    bounds = {"min_replicas": 1, "max_replicas": 2, "look_back_period_s": 11}
     bounds |= {"upscale_delay_s": 0, "downscale_delay_s": 3}
     deployments = [
         {"name": "Draft", "autoscaling_config": bounds | {"initial_replicas": 2}},
