@@ -26,7 +26,7 @@ const TILES = {
   "Per token p50": "Median time per output token of requests that ended in the window",
   Acceptance: "Draft tokens accepted per draft token verified",
   "Tokens / step": "Tokens per decode step of a sequence",
-  "Running / waiting": "Sequences in the batch and in the queue, now",
+  "Run / wait": "Sequences in the batch and in the queue, now",
   "KV memory": "Used share of KV blocks, now",
 };
 const CONTROLLER = {
@@ -95,7 +95,7 @@ function tileTexts(before, after) {
     "Per token p50": median("time_per_output_token"),
     Acceptance: percent(perOther(before, after, "accepted_tokens", "draft_tokens")),
     "Tokens / step": fixed(tokensPerStep(before, after)),
-    "Running / waiting": `${count(running)} / ${count(waiting)}`,
+    "Run / wait": `${count(running)} / ${count(waiting)}`,
     "KV memory": percent(kvUsage),
   };
 }

@@ -52,6 +52,7 @@ export function verdict(before, after) {
     withoutDrafters(after) ??
     byGuard(after) ??
     byMeasure(before, after, windowS) ??
+    byClients(before, after) ??
     byPhase(after)
   );
 }
@@ -119,6 +120,16 @@ function byMeasure(before, after, windowS) {
   if (measured >= 1 + FELT) return { tone: "good", head: "Speculation pays", ...told };
   if (measured > 1 - FELT) return { tone: "even", head: "Speculation breaks even", ...told };
   return { tone: "bad", head: "Speculation costs speed", ...told };
+}
+
+/** Steps in which a client fixed K are no choice of the controller, and not in its estimate. */
+function byClients(before, after) {
+  if (!growth(before, after, "drafts")) return null;
+  return {
+    tone: "quiet",
+    head: "K as clients ask",
+    detail: "Clients fixed K in this window; no speed-up is estimated for such steps.",
+  };
 }
 
 function byPhase({ targets }) {

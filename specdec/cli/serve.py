@@ -273,6 +273,7 @@ def _announce(settings: dict[str, Any]) -> Callable[[], None]:
     grpc_address = f"{shown}:{settings['grpc_options']['port']}"
     lines = (
         "[bold green]ready[/]",
+        f"  page  http://{shown}:{port}/",
         f"  HTTP  http://{shown}:{port}/v1",
         f"  gRPC  {grpc_address}",
         f'  try   specdec generate "{FIRST_PROMPT}" --address {grpc_address} --show',

@@ -64,6 +64,11 @@ test("no speculating step in the window: the phase says why", () => {
   assert.match(without("off").detail, /would not pay/);
 });
 
+test("drafts without an estimate are those of clients that fixed K", () => {
+  const after = reading(9, { totals: { drafts: 5, baseline_s: 0, speculating_s: 0 }, now: { running: 1 } });
+  assert.equal(verdict(reading(0, { totals: { drafts: 0 } }), after).head, "K as clients ask");
+});
+
 test("a gateway that is silent, and for how long", () => {
   assert.match(silent(null).detail, /Nothing was heard/);
   assert.match(silent(12.3).detail, /12 seconds old/);
