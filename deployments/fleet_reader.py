@@ -17,11 +17,13 @@ from ray import serve
 from deployments.fleet_ledger import LEDGER_ACTOR, FleetLedger
 from deployments.readings import Samples, class_counters_of, counters_of
 from deployments.target import TargetDescription
-from deployments.target_client import DESCRIBE_TIMEOUT_S, TargetClient
+from deployments.target_client import TargetClient
 
 logger = logging.getLogger(__name__)
 
 SHARED_TIMEOUT_S = 2.0
+# Prometheus gives up after 10 s by default, and the exchange may come on top.
+SCRAPE_TIMEOUT_S = 5.0
 # Those who watch share a reading for this long; a target that hangs is left out of theirs after a
 # second, and meanwhile they get the reading before, unless that is too old to be called live.
 REUSE_S = 0.5
@@ -57,7 +59,7 @@ class FleetReader:
     async def read(self) -> FleetReading:
         """A reading of one's own, begun now. A replica that does not answer keeps its counters and
         has no part in the gauges."""
-        return await self._read(DESCRIBE_TIMEOUT_S, exchange_period_s=0.0)
+        return await self._read(SCRAPE_TIMEOUT_S, exchange_period_s=0.0)
 
     async def watch(self) -> FleetReading:
         """A reading of the last moments, shared by all who watch: they cost two queries a second,
