@@ -34,6 +34,7 @@ MAX_K = 6
 MAX_MODEL_LEN = 256
 MAX_RUNNING = 4
 MAX_QUEUE = 8
+NUM_BLOCKS = 512
 # Room for CPUs that other work keeps busy; a run on idle ones needs a fraction of it.
 READY_TIMEOUT_S = 120.0
 CALL_TIMEOUT_S = 60.0
@@ -79,7 +80,7 @@ def settings(
     api_keys: dict[str, str] | None = None,
 ) -> AppSettings:
     """An application over tiny float64 models."""
-    cache = CacheConfig(block_size=4, num_blocks=512)
+    cache = CacheConfig(block_size=4, num_blocks=NUM_BLOCKS)
     scheduler = SchedulerConfig(
         max_num_sequences=MAX_RUNNING,
         max_num_batched_tokens=64,
@@ -133,17 +134,12 @@ def describe_target(application: str) -> TargetDescription:
     return described[0]
 
 
-def free_draft_blocks(application: str) -> int:
-    """Free blocks of all draft replicas, by their last heartbeats."""
-    loads = describe_target(application).draft_loads.values()
-    return sum(load.num_free_blocks for load in loads)
-
-
-def settled_draft_blocks(application: str) -> int:
-    """The same once nothing runs and what ended a moment ago is in the heartbeats, too."""
-    wait_until(lambda: describe_target(application).stats.num_running == 0, 10, "an idle target")
-    time.sleep(0.5)
-    return free_draft_blocks(application)
+def holds_nothing(application: str) -> bool:
+    """No sequence runs, and none has a block at the target or, by their last heartbeats, at the
+    drafts; what a prefix cache keeps counts as free."""
+    now = describe_target(application)
+    is_free_at_drafts = all(d.num_free_blocks == NUM_BLOCKS for d in now.draft_loads.values())
+    return now.stats.num_running == 0 and now.stats.kv_usage == 0 and is_free_at_drafts
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:

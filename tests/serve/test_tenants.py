@@ -103,7 +103,7 @@ def prompt_lookup(text, k):
 def test_the_draft_model_sees_one_session_only(service, engine, tiny_tokenizer):
     """Proposals of the draft deployment do not depend on who else is being drafted for."""
     asked = {
-        "max_tokens": 60,
+        "max_tokens": 200,
         "temperature": 0,
         "ignore_eos": True,
         "speculation": {"mode": "fixed", "k": 4, "drafter": "draft"},

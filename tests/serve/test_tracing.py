@@ -71,18 +71,36 @@ def traced(deploy, collector, tiny_llama, tiny_draft):
     return service
 
 
-def test_a_request_is_one_trace_over_gateway_target_and_draft(traced, collector):
-    answer = traced.openai().completions.create(
+def complete(service, **headers: str):
+    """Long enough for the draft to come in on a busy machine."""
+    return service.openai().completions.create(
         model="tiny",
         prompt="the cat sat on the mat",
-        max_tokens=64,
+        max_tokens=100,
         temperature=0,
-        extra_headers={"traceparent": CALLER},
-        extra_body={"speculation": {"mode": "fixed", "k": 2, "drafter": "draft"}},
+        extra_headers=headers,
+        extra_body={
+            "ignore_eos": True,
+            "speculation": {"mode": "fixed", "k": 2, "drafter": "draft"},
+        },
     )
+
+
+def drafted(answer) -> int:
+    return answer.metrics["speculative_decoding"]["num_draft_tokens"]
+
+
+def test_a_request_is_one_trace_over_gateway_target_and_draft(traced, collector):
+    wait_until(lambda: drafted(complete(traced)) > 0, READY_TIMEOUT_S, "a working draft")
+    answer = complete(traced, traceparent=CALLER)
+    assert drafted(answer) > 0
     traced.openai().completions.create(model="tiny", prompt="untraced", max_tokens=4)
     wanted = {"specdec-gateway", "specdec-target", "specdec-draft"}
-    wait_until(lambda: wanted <= {name for name, _ in collector.spans}, 60, "spans of all three")
+    wait_until(
+        lambda: wanted <= {name for name, _ in collector.spans},
+        READY_TIMEOUT_S,
+        "spans of all three",
+    )
     assert {span.trace_id.hex() for _, span in collector.spans} == {CALLER[3:35]}
     by_service = dict(collector.spans)
     gateway, target = by_service["specdec-gateway"], by_service["specdec-target"]
@@ -104,7 +122,7 @@ def test_the_log_has_the_requests_id_and_its_traces_as_fields(traced):
         lines = [json.loads(line) for log in logs for line in log.read_text("utf-8").splitlines()]
         return [each for each in lines if each.get("response_id") == answer.id]
 
-    wait_until(found, 10, "the line")
+    wait_until(found, READY_TIMEOUT_S, "the line")
     (line,) = found()
     assert line["trace_id"] == CALLER[3:35]
     assert line["outcome"] == "ok"
