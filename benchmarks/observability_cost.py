@@ -47,7 +47,9 @@ SCRAPE_EVERY_S = 1.0
 class Silent(EngineCounters):
     """Counters that do not count."""
 
-    def record_verify(self, num_drafted: int, num_accepted: int, num_kept: int) -> None:
+    def record_verify(
+        self, num_drafted: int, num_accepted: int, num_kept: int, traffic_class: str | None = None
+    ) -> None:
         pass
 
     def record_output(self, sequence: Running, num_kept: int, now_s: float) -> None:
