@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deployments.readings import Samples
+from deployments.samples import Samples
 
 # Of the oldest, the counters are let go: once, the fleet's then fall. At one restart in ten
 # minutes that is after a week.

@@ -15,7 +15,8 @@ from typing import Any
 from ray import serve
 
 from deployments.fleet_ledger import LEDGER_ACTOR, FleetLedger
-from deployments.readings import Samples, class_counters_of, counters_of
+from deployments.readings import class_counters_of, counters_of
+from deployments.samples import Samples
 from deployments.target import TargetDescription
 from deployments.target_client import TargetClient
 

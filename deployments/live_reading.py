@@ -18,7 +18,8 @@ from prometheus_client.utils import floatToGoString
 from deployments import metric_names as names
 from deployments.fleet_reader import FleetReading
 from deployments.metrics import gauges
-from deployments.readings import Key, Samples, class_key
+from deployments.readings import class_key
+from deployments.samples import Key, Samples
 from deployments.target import TargetDescription
 from specdec.engine.histogram import LATENCY_EDGES
 from specdec.rpc.draft_member import MemberState

@@ -14,7 +14,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from deployments.metric_names import FAMILIES, STATE_GAUGES, VLLM_ALIASES, Merge
-from deployments.readings import Key, Samples, gauges_of
+from deployments.readings import gauges_of
+from deployments.samples import Key, Samples
 from deployments.target import TargetDescription
 from specdec.speculation.messages import Heartbeat
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from ray.serve.metrics import Counter, Gauge
 
 from deployments.metric_names import FAMILIES
-from deployments.readings import Key, Samples, counters_of, gauges_of
+from deployments.readings import counters_of, gauges_of
+from deployments.samples import Key, Samples
 
 if TYPE_CHECKING:  # it publishes its readings itself
     from deployments.target import TargetDescription

@@ -8,29 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from prometheus_client.utils import floatToGoString
 
 from deployments import metric_names as names
+from deployments.samples import Key, Labels, Samples
 from specdec.engine.counters import EngineStats
 from specdec.engine.histogram import Histogram
 
 if TYPE_CHECKING:  # it publishes its readings itself
     from deployments.target import TargetDescription
-
-Labels = tuple[tuple[str, str], ...]
-
-
-class Key(NamedTuple):
-    """One time series: `family` + `suffix` is its name; labels without the model's."""
-
-    family: str
-    suffix: str = ""
-    labels: Labels = ()
-
-
-Samples = dict[Key, float]
 
 
 def counters_of(described: TargetDescription) -> Samples:

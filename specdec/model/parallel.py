@@ -38,7 +38,7 @@ _LOOPBACK = "127.0.0.1"
 _SHUTDOWN_DEADLINE_S = 5.0
 _ARRIVAL_POLL_S = 0.05
 # A lost worker is seen by its connections first, and only then by whatever started it.
-_REAP_S = 0.5
+REAP_S = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class TensorParallelExecutor:
                 group.leave()
                 raise
         except RuntimeError as error:
-            reason = workers.lost(_REAP_S) or str(error)
+            reason = workers.lost(REAP_S) or str(error)
             workers.end(0)
             raise UnavailableError(f"tensor-parallel ranks did not start: {reason}") from error
         except BaseException:
@@ -169,7 +169,7 @@ class TensorParallelExecutor:
         """Cut the connections, which ends every rank that still runs, and end those that do not."""
         self._stopped.set()
         self._runner = None
-        self._ended = f"tensor-parallel group lost: {self._workers.lost(_REAP_S) or error}"
+        self._ended = f"tensor-parallel group lost: {self._workers.lost(REAP_S) or error}"
         logger.error(self._ended)
         self._group.leave()
         self._workers.end(0)

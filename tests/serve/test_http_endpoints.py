@@ -9,7 +9,7 @@ import httpx
 import ray
 
 from deployments.fleet_ledger import LEDGER_ACTOR
-from deployments.readings import Key
+from deployments.samples import Key
 from tests.serve.harness import MAX_K, MAX_MODEL_LEN
 
 HEADERS = {"authorization": "Bearer key-a"}

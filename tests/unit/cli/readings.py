@@ -6,7 +6,8 @@ import json
 
 from deployments.fleet_reader import FleetReading
 from deployments.live_reading import live_reading
-from deployments.readings import Samples, class_counters_of, counters_of
+from deployments.readings import class_counters_of, counters_of
+from deployments.samples import Samples
 from tests.exported_metrics import busy_target
 
 

@@ -10,7 +10,7 @@ import pytest
 from deployments import fleet_reader
 from deployments.fleet_ledger import FleetLedger
 from deployments.fleet_reader import FleetReader
-from deployments.readings import Key
+from deployments.samples import Key
 from deployments.target_client import TargetClient
 from specdec.engine.counters import EngineCounters
 from tests.unit.deployments.test_live_reading import described
