@@ -112,23 +112,26 @@ def serving(config: dict[str, Any], log: Path | None = None) -> Iterator[Demo]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(yaml.safe_dump(config))
-        with (log or Path(folder) / "log").open("w") as output:
+        log = log or Path(folder) / "log"
+        with log.open("w") as output:
             command = [sys.executable, "-m", "specdec.cli", "serve", "--config", str(path)]
             started_s = time.monotonic()
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
             try:
                 port = config["http_options"]["port"]
-                _wait_for_answer(process, port)
+                _wait_for_answer(process, port, log)
                 yield Demo(port, psutil.Process(process.pid), time.monotonic() - started_s)
             finally:
                 _stop(process)
 
 
-def _wait_for_answer(process: subprocess.Popen[bytes], port: int) -> None:
+def _wait_for_answer(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
-            raise RuntimeError(f"specdec serve ended with status {process.returncode}")
+            raise RuntimeError(
+                f"specdec serve ended with status {process.returncode}: {log.read_text()[-2000:]}"
+            )
         try:
             if asyncio.run(stream(port, body([1, 2, 3], 1))).num_tokens:
                 return
