@@ -72,7 +72,7 @@ class FleetReader:
             self._running = asyncio.create_task(self._read(WATCH_TIMEOUT_S, EXCHANGE_PERIOD_S))
         if latest is not None and age_s < MAX_AGE_S:
             done, _ = await asyncio.wait({self._running}, timeout=PATIENCE_S)
-            return latest if not done else self._running.result()
+            return done.pop().result() if done else latest
         return await asyncio.shield(self._running)
 
     async def _read(self, timeout_s: float, exchange_period_s: float) -> FleetReading:

@@ -70,6 +70,20 @@ async def test_many_who_watch_cost_one_query_and_get_the_same(reader, targets):
     assert await reader.watch() is readings[0]
 
 
+async def test_one_who_asks_again_at_once_does_not_spoil_the_reading_of_others(
+    reader, targets, monkeypatch
+):
+    """The next query may begin before all who waited for the last one have taken its reading."""
+    monkeypatch.setattr(fleet_reader, "REUSE_S", 0.0)
+    targets.delay_s = 0.001
+
+    async def poll() -> list[float]:
+        return [(await reader.watch()).counters[STEPS] for _ in range(20)]
+
+    for steps in await asyncio.gather(*(poll() for _ in range(5))):
+        assert steps == sorted(steps)
+
+
 async def test_after_a_while_they_get_a_new_one(reader, targets, monkeypatch):
     monkeypatch.setattr(fleet_reader, "REUSE_S", 0.0)
     first, second = await reader.watch(), await reader.watch()
