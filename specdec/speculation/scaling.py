@@ -143,7 +143,8 @@ def wanted_drafts(
     what one would bring, so the first is tried as soon as a target has work.
     """
     told = [each for each in targets if _are_sound(*astuple(each))]
-    has_work = any(each.num_running > 0 for each in told)
+    # Also where the gain is not known: a controller that has decided nothing yet tells none.
+    has_work = any(math.isfinite(each.num_running) and each.num_running > 0 for each in targets)
     if current == 0:
         return int(has_work)
     sound = [each for each in drafts if _are_sound(*astuple(each))]

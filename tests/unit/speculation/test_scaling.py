@@ -185,3 +185,12 @@ def test_the_share_that_was_waited_is_of_the_time_since_the_last_look():
     now[0] = 13.0
     assert waited.share(0.5) == 0.0
     assert waited.share(9.0) == 1.0  # two looks at once: never more than all
+
+
+def test_work_whose_gain_is_not_known_keeps_a_draft_and_calls_for_the_first():
+    unknown = targets(2, gain=math.nan)
+    assert wanted_drafts([], unknown, 0, 2, 0) == 1
+    assert wanted_drafts([DraftReading(0.0, 1.0)], unknown, 1, 2, 1) == 1
+    idle = targets(2, gain=math.nan, num_running=0)
+    assert wanted_drafts([], idle, 0, 2, 0) == 0
+    assert wanted_drafts([], targets(2, num_running=math.nan), 0, 2, 0) == 0
