@@ -30,8 +30,9 @@ class FleetLedger:
 
     def merge(self, replicas: Mapping[str, Samples]) -> dict[str, Samples]:
         """Take readings in; returns all that is known, by replica."""
-        for replica_id, samples in replicas.items():
-            known = self._replicas.setdefault(replica_id, {})
+        for replica_id, samples in list(replicas.items()):
+            # To the end: the first ones to be let go are those that were not heard of for longest.
+            known = self._replicas[replica_id] = self._replicas.pop(replica_id, {})
             for key, value in samples.items():
                 grown = value - known.get(key, 0)
                 if grown > 0 or key not in known:

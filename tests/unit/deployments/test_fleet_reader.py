@@ -218,3 +218,12 @@ class TestTotals:
             ledger.merge({replica: {STEPS: steps, other: 2 * steps}})
             self.check(ledger)
         assert ledger.totals()[STEPS] == 0 + 1 + 4  # a, the oldest, is let go
+
+
+def test_a_full_ledger_lets_go_of_those_that_are_gone():
+    ledger = FleetLedger(max_replicas=2)
+    for steps, other in enumerate(("b", "c", "d"), start=1):
+        ledger.merge({"alive": {STEPS: 10 * steps}})
+        ledger.merge({other: {STEPS: 1}})
+    assert set(ledger.merge({"alive": {STEPS: 40}})) == {"alive", "d"}
+    assert ledger.totals() == {STEPS: 41}
