@@ -214,10 +214,10 @@ class TestTotals:
     def test_they_are_the_sum_of_what_is_known(self):
         ledger = FleetLedger(max_replicas=3)
         other = Key("specdec_drafts", "_total")
-        for replica, steps in [("a", 3), ("b", 0), ("a", 2), ("a", 7), ("c", 1), ("d", 4)]:
+        for replica, steps in [("a", 3), ("b", 5), ("a", 2), ("a", 7), ("c", 1), ("d", 4)]:
             ledger.merge({replica: {STEPS: steps, other: 2 * steps}})
             self.check(ledger)
-        assert ledger.totals()[STEPS] == 0 + 1 + 4  # a, the oldest, is let go
+        assert ledger.totals()[STEPS] == 7 + 1 + 4  # b, not heard of for longest, is let go
 
 
 def test_a_full_ledger_lets_go_of_those_that_are_gone():
