@@ -17,7 +17,7 @@ from deployments.openai_responses import (
     prompt_logprobs_entry,
 )
 from deployments.prompts import Prompter
-from deployments.step_tokens import step_tokens
+from deployments.step_tokens import NUM_CONTEXT_TOKENS, step_tokens
 from specdec.engine.request import GenerateRequest
 from specdec.sequence import SequenceOutput, TokenLogprobs
 
@@ -144,7 +144,11 @@ def _step_fields(
     """What became of the step's draft tokens, where the request asked by `explain`."""
     if not (request.params.speculation.explain and output.token_ids):
         return {}
-    before = request.prompt_token_ids + choice.token_ids[: -len(output.token_ids)]
+    num_new = len(output.token_ids)
+    before = [
+        *request.prompt_token_ids[-NUM_CONTEXT_TOKENS:],
+        *choice.token_ids[-NUM_CONTEXT_TOKENS - num_new : -num_new],
+    ]
     return {"specdec": step_tokens(output, before, prompter)}
 
 

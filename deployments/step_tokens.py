@@ -20,7 +20,7 @@ NUM_CONTEXT_TOKENS = 6
 def step_tokens(
     output: SequenceOutput, before: Sequence[int], prompter: Prompter
 ) -> dict[str, Any]:
-    """`before`: the prompt's and output's token ids that the step's tokens follow.
+    """`before`: the last NUM_CONTEXT_TOKENS token ids, or more, that the step's tokens follow.
 
     `tokens` joined over all chunks are the text of the choice; `draft_tokens` are each draft
     token's own text, special tokens by their names.

@@ -6,6 +6,7 @@ Ray's exceptions end here; above are only SpecdecErrors. It knows nothing of HTT
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
@@ -97,12 +98,14 @@ class TargetClient:
 
         The public `results_async` would leave out all of them where one is late.
         """
+        deadline_s = time.monotonic() + timeout_s
         with suppress(Exception):  # no replica, or Serve's controller is away
             async with asyncio.timeout(timeout_s):
                 calls = await self._handle.broadcast("describe")._fetch_replica_results_async()
             answers = [asyncio.ensure_future(call.get_async()) for call in calls]
             if answers:
-                _, late = await asyncio.wait(answers, timeout=timeout_s)
+                left_s = max(0.0, deadline_s - time.monotonic())
+                _, late = await asyncio.wait(answers, timeout=left_s)
                 for answer in late:
                     answer.cancel()
             described = await asyncio.gather(*answers, return_exceptions=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from specdec.cli import simulate_options as options
 from specdec.cli.console import messages, output, print_json, progress_bar
 from specdec.cli.options import AsJson
-from specdec.cli.simulate_options import DRAFTERS, DrafterChoice, ServiceOptions, check_whole
+from specdec.cli.simulate_options import DRAFTERS, DrafterChoice, check_whole
 from specdec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ Exit status: 0 done, 2 bad input; nothing is written then."""
 
 
 def simulate(
+    context: typer.Context,
     more_traces: options.MoreTraces = None,
     trace: options.Trace = None,
     workload: options.Workload = None,
@@ -88,39 +91,17 @@ def simulate(
         from specdec.simulation import plots
 
         plots.check_path(plot)
-    service = None
-    if duration is not None:
-        service = ServiceOptions(
-            duration,
-            arrivals,
-            targets,
-            drafts,
-            network,
-            tuple(draft_down or ()),
-            kv_tokens,
-            max_batched_tokens,
-            max_sequences,
-            warm_up,
-            sample,
-            gpu_hour_cost,
-            target_gpus,
-            draft_gpus,
-            max_targets,
-            max_drafts,
-            start_up,
-        )
+    service = options.service_options(context)
     requests, facts = _requests(files, workload, drafter, seed)
     facts |= {"seed": seed, "max_k": max_k, "cost": cost, "concurrency": concurrency}
-    if service is not None:
-        from specdec.cli import simulate_service
-
-        if ramp is not None:
-            raise ConfigError("ramp: with --duration, use --arrivals ramp:R1:R2", field="ramp")
-        simulate_service.run(service, requests, DRAFTERS[drafter], facts, names, plot, as_json)
-    else:
-        if arrivals is not None:
-            raise ConfigError("arrivals: needs --duration", field="arrivals")
+    if service is None:
         _closed_loop(requests, DRAFTERS[drafter], facts, names, ramp, steps, plot, as_json)
+        return
+    from specdec.cli import simulate_service
+
+    if ramp is not None:
+        raise ConfigError("ramp: with --duration, use --arrivals ramp:R1:R2", field="ramp")
+    simulate_service.run(service, requests, DRAFTERS[drafter], facts, names, plot, as_json)
 
 
 def _requests(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -225,6 +225,28 @@ class ServiceOptions:
     def scales(self) -> bool:
         """Whether replicas come and go."""
         return self.max_targets is not None or self.max_drafts is not None
+
+
+def service_options(context: typer.Context) -> ServiceOptions | None:
+    """What the command line says of a service; None for a closed loop, without --duration.
+
+    Raises ConfigError, naming it, for an option that would have no effect.
+    """
+
+    def refuse(name: str, needed: str) -> None:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise ConfigError(f"{name}: needs {needed}", field=name)
+
+    given = {field.name: context.params[field.name] for field in fields(ServiceOptions)}
+    if given["duration"] is None:
+        for name in given:
+            refuse(name, "--duration")
+        return None
+    service = ServiceOptions(**given | {"draft_down": tuple(given["draft_down"] or ())})
+    if not service.scales:
+        refuse("start_up", "--max-targets or --max-drafts")
+    return service
 
 
 def check_whole(name: str, value: int, least: int, most: int) -> None:

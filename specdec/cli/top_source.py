@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from queue import SimpleQueue
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -22,7 +22,12 @@ TOTALS = (
     *("accepted_tokens", "baseline_s", "speculating_s", "accepted_per_position", "steps_by_k"),
     "guard_trips",
 )
-PARTS = ("time_s", "model", "version", "classes", "now", "targets", "drafters", "drafts")
+PARTS: dict[str, type | tuple[type, ...]] = {
+    "time_s": (int, float),
+    **dict.fromkeys(("model", "version"), str),
+    **dict.fromkeys(("totals", "latency", "classes", "now"), dict),
+    **dict.fromkeys(("targets", "drafters", "drafts"), list),
+}
 
 
 def live_url(url: str) -> str:
@@ -47,10 +52,9 @@ def fetch(url: str, timeout_s: float = TIMEOUT_S) -> Reading:
     """
     address = live_url(url)
     try:
-        with urlopen(
-            Request(address, headers={"accept": "application/json"}), timeout=timeout_s
-        ) as r:
-            value = json.loads(r.read(MAX_BYTES))
+        request = Request(address, headers={"accept": "application/json"})
+        with urlopen(request, timeout=timeout_s) as response:
+            value = json.loads(_whole(response, time.monotonic() + timeout_s))
     except HTTPError as error:
         if error.code >= 500:
             raise UnavailableError(f"{address} answers {error.code} {error.reason}") from None
@@ -63,13 +67,24 @@ def fetch(url: str, timeout_s: float = TIMEOUT_S) -> Reading:
     return _checked(value, url)
 
 
+def _whole(response: HTTPResponse, deadline_s: float) -> bytes:
+    """All that comes, up to MAX_BYTES. The socket's own limit is for each part of it alone."""
+    parts, size = [], 0
+    while (part := response.read1(2**16)) and size < MAX_BYTES:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError("it takes too long to answer")
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
 def _checked(value: object, url: str) -> Reading:
     """A reading has everything that is read from it, so that nothing fails later on."""
-    if not isinstance(value, dict) or any(part not in value for part in PARTS):
+    if not isinstance(value, dict) or any(
+        not isinstance(value.get(part), kind) for part, kind in PARTS.items()
+    ):
         raise _no_gateway(url, "its answer is no reading of a fleet")
-    totals, latency = value.get("totals"), value.get("latency")
-    if not (isinstance(totals, dict) and isinstance(latency, dict)):
-        raise _no_gateway(url, "its answer is no reading of a fleet")
+    totals, latency = value["totals"], value["latency"]
     missing = [name for name in TOTALS if name not in totals]
     missing += [name for name in LATENCIES if name not in latency]
     if missing:

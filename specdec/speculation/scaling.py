@@ -107,12 +107,13 @@ def wanted_targets(readings: SequenceOf[TargetReading], num_running: int, curren
     """Target replicas to have.
 
     readings: of the `num_running` replicas that are up, those that reported; `current`: the count
-    that was decided last, of which some may still be starting. Without a reading, that stands.
+    that was decided last, of which some may still be starting. Without a reading, or
+    with none up, that stands.
     """
     sound = [
         each for each in readings if _are_sound(each.usage, each.num_running, each.num_waiting)
     ]
-    if not sound:
+    if not sound or num_running == 0:
         return current
     # The next request finds the shortest queue. What waits elsewhere stays where it is: it would
     # have nothing of another target.

@@ -19,6 +19,7 @@ from tests.serve.harness import (
     Service,
     free_port,
     settings,
+    start_ray,
     wait_until,
 )
 
@@ -34,30 +35,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
-def start_ray(num_attempts: int = 3) -> None:
-    """Ray gives its own processes 30 s to start, which a busy machine may not keep at first."""
-    for attempt in range(num_attempts):
-        try:
-            ray.init(
-                _node_ip_address="127.0.0.1",
-                num_cpus=16,
-                include_dashboard=False,
-                log_to_driver=False,
-                object_store_memory=100 * 2**20,
-                runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
-            )
-            return
-        except Exception as error:
-            ray.shutdown()
-            if "timed out during startup" not in str(error) or attempt + 1 == num_attempts:
-                raise
-
-
 @pytest.fixture(scope="session")
 def cluster():
     """Ray and Serve on this machine, with free ports."""
     ports = Ports(http=free_port(), grpc=free_port())
-    start_ray()
+    start_ray(num_cpus=16)
     serve.start(
         http_options=HTTPOptions(host="127.0.0.1", port=ports.http),
         grpc_options=gRPCOptions(port=ports.grpc, grpc_servicer_functions=[SERVICER]),

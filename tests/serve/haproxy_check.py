@@ -19,7 +19,7 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from deployments.app import build
 from specdec import Client
 from specdec.errors import InvalidRequestError
-from tests.serve.harness import READY_TIMEOUT_S, free_port, settings, wait_until
+from tests.serve.harness import READY_TIMEOUT_S, free_port, settings, start_ray, wait_until
 
 SERVICER = "specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server"
 ASKED = {"max_tokens": 24, "seed": 3}
@@ -27,14 +27,7 @@ ASKED = {"max_tokens": 24, "seed": 3}
 
 def main(target: Path) -> None:
     http_port, grpc_port = free_port(), free_port()
-    ray.init(
-        _node_ip_address="127.0.0.1",
-        num_cpus=8,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 * 2**20,
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
-    )
+    start_ray(num_cpus=8)
     serve.start(
         http_options=HTTPOptions(host="127.0.0.1", port=http_port),
         grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=[SERVICER]),

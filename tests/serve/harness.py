@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import ray
 from openai import OpenAI
 from ray import serve
 
@@ -119,6 +120,25 @@ def settings(
         target_resources=RankResources(num_cpus=0.1),
         draft_resources=RankResources(num_cpus=0.1),
     )
+
+
+def start_ray(num_cpus: int, num_attempts: int = 3) -> None:
+    """Ray gives its own processes 30 s to start, which a busy machine may not keep at first."""
+    for attempt in range(num_attempts):
+        try:
+            ray.init(
+                _node_ip_address="127.0.0.1",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                object_store_memory=100 * 2**20,
+                runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+            )
+            return
+        except Exception as error:
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or attempt + 1 == num_attempts:
+                raise
 
 
 def free_port() -> int:

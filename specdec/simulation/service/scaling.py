@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -33,6 +34,7 @@ READ_EVERY_S = 1.0
 LOOK_BACK_S = 30.0
 
 Replica = TypeVar("Replica")
+AnyReplica = TargetReplica | DraftReplica
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +162,10 @@ class Autoscaler:
         self._events = events
         self._scaling = scaling
         self._record = record
-        self._windows: dict[int, deque[tuple[float, ...]]] = {}
-        self._waited: dict[int, WaitedShare] = {}
-        self._busy_s: dict[int, float] = {}
+        # What was read of a replica goes with it.
+        self._windows: WeakKeyDictionary[AnyReplica, deque[tuple[float, ...]]] = WeakKeyDictionary()
+        self._waited: WeakKeyDictionary[TargetReplica, WaitedShare] = WeakKeyDictionary()
+        self._busy_s: WeakKeyDictionary[DraftReplica, float] = WeakKeyDictionary()
         events.after(0.0, self._tick)
 
     def _tick(self) -> None:
@@ -195,9 +198,9 @@ class Autoscaler:
         scaling = self._scaling
         return num_targets * scaling.target_cost + self.drafts.count * scaling.draft_cost
 
-    def _mean(self, replica: TargetReplica | DraftReplica) -> list[float]:
+    def _mean(self, replica: AnyReplica) -> list[float]:
         """Read a replica, and average what it reported lately."""
-        window = self._windows.setdefault(id(replica), deque(maxlen=int(LOOK_BACK_S)))
+        window = self._windows.setdefault(replica, deque(maxlen=int(LOOK_BACK_S)))
         if isinstance(replica, TargetReplica):
             window.append(astuple(self._read_target(replica)))
         else:
@@ -205,7 +208,7 @@ class Autoscaler:
         return [float(value) for value in np.mean(window, axis=0)]
 
     def _read_target(self, target: TargetReplica) -> TargetReading:
-        waited = self._waited.setdefault(id(target), WaitedShare(lambda: self._events.now_s))
+        waited = self._waited.setdefault(target, WaitedShare(lambda: self._events.now_s))
         speculation = speculation_of(target.controller.snapshot())
         return TargetReading(
             usage=target.usage,
@@ -218,6 +221,6 @@ class Autoscaler:
         )
 
     def _read_draft(self, draft: DraftReplica) -> DraftReading:
-        before_s = self._busy_s.get(id(draft), draft.busy_s)
-        self._busy_s[id(draft)] = draft.busy_s
+        before_s = self._busy_s.get(draft, draft.busy_s)
+        self._busy_s[draft] = draft.busy_s
         return DraftReading((draft.busy_s - before_s) / READ_EVERY_S, self._scaling.draft_cost)

@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from specdec.cli.top_source import fetch
+from specdec.errors import UnavailableError
 from tests.unit.cli.readings import two_readings
 
 # Imports of a process on a busy machine.
@@ -38,6 +40,7 @@ class Gateway(ThreadingHTTPServer):
         self.model = model
         self.num_asked = num_asked
         self.answer: tuple[int, bytes] | None = None
+        self.drips = False
 
     @property
     def url(self) -> str:
@@ -61,6 +64,10 @@ class Handler(BaseHTTPRequestHandler):
             status, body = self.server.answer
         self.send_response(status)
         self.end_headers()
+        with suppress(OSError):  # whoever asked has gone
+            for _ in range(200 if self.server.drips else 0):
+                self.wfile.write(b" ")
+                time.sleep(0.05)
         self.wfile.write(body)
 
     def log_message(self, *arguments: object) -> None:
@@ -135,6 +142,21 @@ def test_a_total_that_is_missing_is_named(specdec, server):
     del reading["totals"]["steps_by_k"]
     server.answer = (200, json.dumps(reading).encode())
     assert "lacks steps_by_k" in specdec("top", "--url", server.url, "--once", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("part", "other"), [("time_s", "now"), ("classes", []), ("targets", {}), ("latency", None)]
+)
+def test_a_part_of_another_kind_is_no_reading(specdec, server, part, other):
+    server.answer = (200, json.dumps(json.loads(server.reading()) | {part: other}).encode())
+    assert "no reading" in specdec("top", "--url", server.url, "--once", code=2).stderr
+
+
+def test_an_answer_that_never_ends_is_given_up(server):
+    """Every part of it comes in time, so that no limit of the socket is reached."""
+    server.drips = True
+    with pytest.raises(UnavailableError, match="takes too long"):
+        fetch(server.url, timeout_s=0.5)
 
 
 def test_nobody_there(specdec):

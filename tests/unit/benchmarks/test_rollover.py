@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.rollover import Stream, outcome, replace_link
+from benchmarks.rollover import replace_link
+from benchmarks.rollover_clients import Stream, outcome
 
 EXPECTED = [[1, 2, 3], [4, 5, 6]]
 

@@ -194,3 +194,7 @@ def test_work_whose_gain_is_not_known_keeps_a_draft_and_calls_for_the_first():
     idle = targets(2, gain=math.nan, num_running=0)
     assert wanted_drafts([], idle, 0, 2, 0) == 0
     assert wanted_drafts([], targets(2, num_running=math.nan), 0, 2, 0) == 0
+
+
+def test_readings_of_targets_that_are_all_gone_change_nothing():
+    assert wanted_targets(targets(2), 0, 3) == 3
