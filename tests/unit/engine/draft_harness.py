@@ -8,6 +8,7 @@ import zlib
 from array import array
 
 import numpy as np
+import pytest
 import torch
 
 from specdec.config import CacheConfig, DraftConfig, ModelConfig, SchedulerConfig
@@ -122,6 +123,10 @@ def make_engine(executor=None, clock=None, eos=frozenset({EOS}), max_k=8, cache=
 GREEDY = SamplingParams(temperature=0.0, max_tokens=500, ignore_eos=True)
 COUPLED = SamplingParams(temperature=0.9, seed=11, max_tokens=500, ignore_eos=True)
 BLOCK = SamplingParams(temperature=0.9, max_tokens=500, ignore_eos=True)
+PROMPT = list(range(1, 12))
+MODES = pytest.mark.parametrize(
+    "params", [pytest.param(GREEDY, id="greedy"), pytest.param(COUPLED, id="coupled")]
+)
 
 
 def target_token(text: list[int], num_prompt: int, params: SamplingParams, seed: int) -> int:
@@ -227,3 +232,15 @@ def run_idle(engine, max_steps=300):
         sent += engine.step()
         check(engine)
     raise AssertionError("never idle")
+
+
+def ready(engine, prompt=PROMPT, params=COUPLED, **options) -> Peer:
+    """A session whose prompt is computed."""
+    peer = Peer(engine, prompt, params, **options)
+    assert [m.reason for m in peer.mine(run_idle(engine))] == [""]
+    return peer
+
+
+def other(token_id: int) -> int:
+    """Another token than this one."""
+    return (token_id + 1) % VOCAB_SIZE
