@@ -106,11 +106,12 @@ class Sequence:
     `token_ids` is prompt + output, committed text only: draft tokens join it after verification.
     `num_computed_tokens` counts the leading tokens whose keys and values are in `block_table`;
     a decoding sequence has exactly one token beyond it between steps.
-    `seed` is 64 bits, drawn fresh where the request gave none. `round` counts verify passes and
-    never repeats, so that no random draw is used twice. `partition` separates prefix caches and
-    n-gram pools (tenant and cache_salt). `traceparent`: W3C trace context, "" where the request is
-    not traced. `traffic_class`: what its tokens are also counted under, or None. `drafters` in
-    order of preference, empty with speculation off; `used_drafter` proposed last.
+    `seed` is 64 bits: in coupled mode the request's own, where it gave one, and shared with whoever
+    drafts; in all others fresh, and never told to anybody (design section 3). `round` counts verify
+    passes and never repeats, so that no random draw is used twice. `partition` separates prefix
+    caches and n-gram pools (tenant and cache_salt). `traceparent`: W3C trace context, "" where the
+    request is not traced. `traffic_class`: what its tokens are also counted under, or None.
+    `drafters` in order of preference, empty with speculation off; `used_drafter` proposed last.
     """
 
     seq_id: int
@@ -118,7 +119,7 @@ class Sequence:
     token_ids: list[int]
     num_prompt_tokens: int
     params: SamplingParams
-    seed: int
+    seed: int = field(repr=False)
     verification: Verification
     eos_token_ids: frozenset[int]
     max_model_len: int

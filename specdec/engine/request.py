@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from specdec.config import SpeculationConfig
 from specdec.errors import InvalidRequestError
 from specdec.params import SamplingParams, shown, validate_prompt
-from specdec.sequence import Sequence, resolve_verification
+from specdec.sequence import Sequence, Verification, resolve_verification
 
 
 @dataclass(slots=True)
@@ -77,15 +77,15 @@ def make_sequence(
     validate_prompt(request.prompt_token_ids, params, limits.vocab_size, limits.max_model_len)
     if request.timeout_s is not None and not request.timeout_s > 0:
         raise InvalidRequestError("timeout: must be above 0 seconds", field="timeout")
-    seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
+    verification = resolve_verification(params)
     return Sequence(
         seq_id=seq_id,
         request_id=request.request_id,
         token_ids=list(request.prompt_token_ids),
         num_prompt_tokens=len(request.prompt_token_ids),
         params=params,
-        seed=seed,
-        verification=resolve_verification(params),
+        seed=_seed(params, verification),
+        verification=verification,
         eos_token_ids=limits.eos_token_ids,
         max_model_len=limits.max_model_len,
         partition=request.partition,
@@ -96,3 +96,14 @@ def make_sequence(
         max_k=largest_k(params, config),
         drafters=allowed_drafters(params, config),
     )
+
+
+def _seed(params: SamplingParams, verification: Verification) -> int:
+    """64 bits. The request's own where text is promised to follow from it, that is coupled.
+
+    Elsewhere it decides which draft tokens are accepted, and a drafter that knew it beforehand,
+    from the client say, could steer the output: fresh for every request, and told to nobody.
+    """
+    if verification is Verification.COUPLED and params.seed is not None:
+        return params.seed % 2**64
+    return secrets.randbits(64)

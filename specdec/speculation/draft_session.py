@@ -6,7 +6,8 @@ network nor the other sequences, and it trusts nothing that the draft says about
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import secrets
+from dataclasses import dataclass, field, replace
 
 from specdec.params import SamplingParams
 from specdec.sequence import Sequence, Verification
@@ -25,7 +26,9 @@ class DraftSession:
     that prefix of ours or an older one. `opened` means that the draft has answered the Open of
     this epoch, `ready` that it has computed the context. `law_floor`: in rejection and block mode
     nothing drafted from a shorter text may be used, since a verification that rejected has looked
-    at the values of those tokens (design section 3).
+    at the values of those tokens (design section 3). `seed` is all the randomness that the draft
+    is told, and `params` hold none: the noise in coupled mode, else a key of this session's own for
+    the draft's proposals, from which nothing follows about what the target accepts.
     """
 
     seq_id: int
@@ -55,12 +58,13 @@ class DraftSession:
 
     @classmethod
     def of(cls, sequence: Sequence) -> DraftSession:
+        is_coupled = sequence.verification is Verification.COUPLED
         return cls(
             seq_id=sequence.seq_id,
             prompt_token_ids=sequence.prompt_token_ids,
             output_token_ids=sequence.output_token_ids,
-            params=sequence.params,
-            seed=sequence.seed,
+            params=replace(sequence.params, seed=None),
+            seed=sequence.seed if is_coupled else secrets.randbits(64),
             verification=sequence.verification,
             traceparent=sequence.traceparent,
         )
@@ -86,6 +90,12 @@ class DraftSession:
         return self.trusted and self.verification in LAW_MODES
 
     @property
+    def told_seed(self) -> int:
+        """The seed for the draft that is connected. One that dialled in has no use for a key of
+        proposals: they count as one-hot."""
+        return self.seed if self.trusted or self.verification is Verification.COUPLED else 0
+
+    @property
     def is_waiting(self) -> bool:
         """Whether an asked proposal is still to come."""
         return self.answered_round < self.round and bool(self.asked_k.get(self.round))
@@ -105,9 +115,9 @@ class DraftSession:
             prompt_token_ids=self.prompt_token_ids,
             output_token_ids=self.output_token_ids.copy(),
             params=self.params,
-            seed=self.seed,
+            seed=self.told_seed,
             verification=self.verification,
-            traceparent=self.traceparent,
+            traceparent=self.traceparent if self.trusted else "",
         )
 
     def close(self) -> Close:

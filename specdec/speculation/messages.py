@@ -51,7 +51,9 @@ class Open:
     """Start, or restart under a higher epoch, a session: the whole committed text so far.
 
     An epoch never repeats for a session, whichever draft it is sent to, so that random draws
-    keyed by it do not repeat either. `traceparent`: W3C trace context of a traced request, else "".
+    keyed by it do not repeat either. `seed`: of the noise in coupled mode, else of the draft's own
+    proposals; never what decides acceptance, and `params` has none. `traceparent`: W3C trace
+    context of a traced request, else "".
     """
 
     session_id: int
