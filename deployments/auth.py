@@ -1,4 +1,4 @@
-"""API keys and tenants: who a caller is, and which cached text it may share.
+"""Tenants and partitions: which cached text a caller may share.
 
 A partition names the prefix cache and n-gram pool of one tenant and one `cache_salt`; no text
 crosses from one partition to another.
@@ -6,39 +6,13 @@ crosses from one partition to another.
 
 from __future__ import annotations
 
-import hmac
+import hashlib
 import json
-from collections.abc import Mapping
 
-from specdec.errors import UnauthenticatedError
+from specdec.errors import InvalidRequestError
 
-NO_TENANT = ""
 DEFAULT_CLASS = "default"
-
-
-def tenant_of(authorization: str | None, api_keys: Mapping[str, str]) -> str:
-    """The tenant of an `Authorization: Bearer KEY` header (HTTP) or metadata entry (gRPC).
-
-    Raises UnauthenticatedError where keys are configured and none fits. Every key is compared in
-    full, so that the time taken tells nothing of them.
-    """
-    if not api_keys:
-        return NO_TENANT
-    scheme, _, given = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not given:
-        raise UnauthenticatedError("an API key is required: Authorization: Bearer KEY")
-    found = None
-    for key, tenant in api_keys.items():
-        if hmac.compare_digest(_bytes(key), _bytes(given.strip())):
-            found = tenant
-    if found is None:
-        raise UnauthenticatedError("the API key is not known")
-    return found
-
-
-def _bytes(text: str) -> bytes:
-    """Different text, different bytes, even where it is no valid Unicode."""
-    return text.encode(errors="surrogatepass")
+MAX_CACHE_SALT_CHARS = 1024
 
 
 def owner_of(partition: str) -> str | None:
@@ -58,5 +32,16 @@ def traffic_class_of(partition: str) -> str | None:
 
 
 def partition_of(tenant: str, cache_salt: str | None) -> str:
-    """One unambiguous string per (tenant, cache_salt)."""
-    return json.dumps([tenant, cache_salt or ""])
+    """One unambiguous string per (tenant, cache_salt). It outlives its request, in what is kept to
+    explain it, so it holds no more of the salt than a digest.
+
+    Raises InvalidRequestError for a salt that is too long.
+    """
+    salt = cache_salt or ""
+    if len(salt) > MAX_CACHE_SALT_CHARS:
+        raise InvalidRequestError(
+            f"cache_salt: at most {MAX_CACHE_SALT_CHARS} characters, got {len(salt)}",
+            field="cache_salt",
+        )
+    digest = hashlib.sha256(salt.encode(errors="surrogatepass")).hexdigest() if salt else ""
+    return json.dumps([tenant, digest])

@@ -35,13 +35,14 @@ from deployments.prompts import Prompter
 from deployments.settings import AppSettings
 from deployments.target_client import TargetClient
 from deployments.tracing import Tracing, start_tracing
-from specdec.errors import OverloadedError, SpecdecError
+from specdec.errors import OverloadedError, SpecdecError, UnauthenticatedError
 from specdec.model.tokenizer import load_tokenizer
 from specdec.v1 import inference_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-http_app = FastAPI(title="specdec", openapi_url="/openapi.json")
+# Without FastAPI's two pages of documentation: they load their scripts from another host.
+http_app = FastAPI(title="specdec", openapi_url="/openapi.json", docs_url=None, redoc_url=None)
 http_app.include_router(page_router)
 
 
@@ -51,6 +52,8 @@ async def _on_specdec_error(request: Request, error: SpecdecError) -> Response:
     headers = {}
     if isinstance(error, OverloadedError):
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    if isinstance(error, UnauthenticatedError):
+        headers["www-authenticate"] = "Bearer"
     return JSONResponse(body, status_code=status, headers=headers)
 
 
@@ -126,14 +129,14 @@ class Gateway:
         return await self._http.health()
 
     @http_app.get("/metrics")
-    async def http_metrics(self) -> Response:
+    async def http_metrics(self, request: Request) -> Response:
         """The whole fleet's metrics, as Prometheus text."""
-        return await self._http.metrics()
+        return await self._http.metrics(request)
 
     @http_app.get("/live")
-    async def http_live(self) -> Response:
+    async def http_live(self, request: Request) -> Response:
         """The whole fleet now, as JSON: what the page and `specdec top` show."""
-        return await self._http.live()
+        return await self._http.live(request)
 
     @http_app.get("/version")
     async def http_version(self) -> Response:

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deployments.auth import partition_of, tenant_of, traffic_class_of
+from deployments.api_keys import Caller, load_api_keys
+from deployments.auth import traffic_class_of
 from deployments.explanations import ReplicaExplanations, check_found
 from deployments.prompts import Prompt, Prompter
 from deployments.request_records import RequestRecords
@@ -50,6 +51,7 @@ class GatewayService:
     ) -> None:
         self.settings = settings.gateway
         self.speculation = settings.target.speculation
+        self._keys = load_api_keys(self.settings)
         self.model = self.settings.model_name or model_name(settings.target.target)
         self.target = target
         self.records = RequestRecords(target, self.model, tracing, self.settings.log_requests)
@@ -68,12 +70,16 @@ class GatewayService:
             self._description = described[0]
         return self._description
 
-    def authenticate(self, authorization: str | None, cache_salt: str | None) -> str:
-        """The partition of cached text that the caller may touch.
+    def caller(self, authorization: str | None) -> Caller:
+        """Who calls: asked before anything else is looked at.
 
         Raises UnauthenticatedError where keys are configured and none fits.
         """
-        return partition_of(tenant_of(authorization, self.settings.api_keys), cache_salt)
+        return self._keys.caller(authorization)
+
+    def operator(self, authorization: str | None) -> Caller:
+        """As `caller`, for what tells of all tenants. Raises ForbiddenError for other callers."""
+        return self._keys.operator(authorization)
 
     def check_model(self, name: str | None) -> None:
         if name and name != self.model:
@@ -180,18 +186,15 @@ class GatewayService:
             for i in range(total)
         ]
 
-    async def explain(
-        self, authorization: str | None, request_id: str
-    ) -> list[ReplicaExplanations]:
+    async def explain(self, caller: Caller, request_id: str) -> list[ReplicaExplanations]:
         """Why a request of the caller's tenant got its K.
 
         Raises RequestNotFoundError where nothing is known of it, or nothing any more.
         """
-        tenant = tenant_of(authorization, self.settings.api_keys)
         if not request_id:
             raise InvalidRequestError("request_id: must not be empty", field="request_id")
         self.check_request_id(request_id)
-        found = await self.target.explain(request_id, tenant)
+        found = await self.target.explain(request_id, caller.tenant)
         check_found(request_id, found)
         return found
 

@@ -15,6 +15,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from specdec.errors import (
     DeadlineError,
+    ForbiddenError,
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
@@ -29,6 +30,7 @@ DOMAIN = "specdec"
 CODES: dict[type[SpecdecError], grpc.StatusCode] = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
     ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
     RequestNotFoundError: grpc.StatusCode.NOT_FOUND,
     OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,

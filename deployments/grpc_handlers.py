@@ -15,6 +15,8 @@ from dataclasses import replace
 from google.protobuf.duration_pb2 import Duration
 from ray.serve.grpc_util import RayServegRPCContext
 
+from deployments.api_keys import Caller
+from deployments.auth import partition_of
 from deployments.explanations import FINISH_REASONS, explain_message, explanation_message
 from deployments.gateway_service import GatewayService, new_request_id
 from deployments.grpc_errors import fail
@@ -51,7 +53,8 @@ class GrpcHandlers:
     ) -> AsyncIterator[pb.GenerateResponse]:
         """One message per engine step; a failure is the last message and the call's status."""
         try:
-            request = await self._request(wire, context)
+            caller = self._caller(context)
+            request = await self._request(wire, caller)
             call = _call("Generate", request, context)
             async with aclosing(self._service.records.outputs([request], call)) as outputs:
                 async for _, output in outputs:
@@ -64,7 +67,8 @@ class GrpcHandlers:
         self, wire: pb.CompleteRequest, context: RayServegRPCContext
     ) -> pb.CompleteResponse:
         try:
-            request = await self._request(wire.request, context)
+            caller = self._caller(context)
+            request = await self._request(wire.request, caller)
             result = pb.CompleteResponse(request_id=request.request_id)
             call = _call("Complete", request, context)
             async with aclosing(self._service.records.outputs([request], call)) as outputs:
@@ -79,7 +83,7 @@ class GrpcHandlers:
         self, wire: pb.GetModelRequest, context: RayServegRPCContext
     ) -> pb.GetModelResponse:
         try:
-            self._authenticate(context, None)
+            self._caller(context)
             self._service.check_model(wire.model)
             limits = await self._service.description()
             prompter = self._service.prompter
@@ -101,7 +105,7 @@ class GrpcHandlers:
         self, wire: pb.TokenizeRequest, context: RayServegRPCContext
     ) -> pb.TokenizeResponse:
         try:
-            self._authenticate(context, None)
+            self._caller(context)
             self._service.check_model(wire.model)
             if wire.WhichOneof("input") == "chat":
                 ids = await self._chat(wire.chat)
@@ -118,7 +122,7 @@ class GrpcHandlers:
         self, wire: pb.DetokenizeRequest, context: RayServegRPCContext
     ) -> pb.DetokenizeResponse:
         try:
-            self._authenticate(context, None)
+            self._caller(context)
             self._service.check_model(wire.model)
             vocab_size = (await self._service.description()).vocab_size
             if any(token_id >= vocab_size for token_id in wire.token_ids):
@@ -137,16 +141,14 @@ class GrpcHandlers:
         self, wire: pb.ExplainRequest, context: RayServegRPCContext
     ) -> pb.ExplainResponse:
         try:
-            authorization = dict(context.invocation_metadata() or ()).get("authorization")
-            return explain_message(await self._service.explain(authorization, wire.request_id))
+            caller = self._caller(context)
+            return explain_message(await self._service.explain(caller, wire.request_id))
         except Exception as error:
             fail(context, _as_ours(error))
             return pb.ExplainResponse()
 
-    async def _request(
-        self, wire: pb.GenerateRequest, context: RayServegRPCContext
-    ) -> GenerateRequest:
-        partition = self._authenticate(context, wire.cache_salt)
+    async def _request(self, wire: pb.GenerateRequest, caller: Caller) -> GenerateRequest:
+        partition = partition_of(caller.tenant, wire.cache_salt)
         self._service.check_model(wire.model)
         self._service.check_request_id(wire.request_id)
         prompt = await self._prompt(wire)
@@ -167,10 +169,9 @@ class GrpcHandlers:
         )
         return requests[0]
 
-    def _authenticate(self, context: RayServegRPCContext, cache_salt: str | None) -> str:
+    def _caller(self, context: RayServegRPCContext) -> Caller:
         metadata = dict(context.invocation_metadata() or ())
-        authorization = metadata.get("authorization")
-        return self._service.authenticate(authorization, cache_salt)
+        return self._service.caller(metadata.get("authorization"))
 
     async def _prompt(self, wire: pb.GenerateRequest) -> list[int]:
         kind = wire.WhichOneof("prompt")

@@ -17,6 +17,8 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from deployments.api_keys import Caller
+from deployments.auth import partition_of
 from deployments.fleet_reader import FleetReader
 from deployments.gateway_service import GatewayService, new_request_id
 from deployments.live_reading import live_reading
@@ -46,7 +48,7 @@ from specdec.sequence import SequenceOutput
 
 
 @dataclass(frozen=True, slots=True)
-class _Caller:
+class _Admission:
     """Whose cached text may be shared, and what the answer is called."""
 
     partition: str
@@ -83,8 +85,9 @@ class HttpHandlers:
     # -- generation ----------------------------------------------------------------------------
 
     async def completions(self, http: Request) -> Response:
+        caller = self._caller(http)
         body = parse(CompletionBody, await self._read(http))
-        caller = self._admit(http, body)
+        admitted = self._admit(http, caller, body)
         given = body.prompts()
         self._service.check_num_prompts(len(given), body.n)
         keep_end = body.truncate_prompt_tokens is not None
@@ -98,13 +101,14 @@ class HttpHandlers:
         if body.echo and body.logprobs is not None and prompt_logprobs is None:
             prompt_logprobs = body.logprobs
         job = await self._job(
-            caller, body, ids, body.output_tokens(), body.logprobs, prompt_logprobs
+            admitted, body, ids, body.output_tokens(), body.logprobs, prompt_logprobs
         )
         return await (self._stream(job) if body.stream else self._answer(job))
 
     async def chat(self, http: Request) -> Response:
+        caller = self._caller(http)
         body = parse(ChatBody, await self._read(http))
-        caller = self._admit(http, body)
+        admitted = self._admit(http, caller, body)
         ids = await self._service.chat_token_ids(
             body.template_messages(),
             body.chat_template,
@@ -114,7 +118,7 @@ class HttpHandlers:
         )
         room = (await self._service.description()).max_model_len - len(ids)
         job = await self._job(
-            caller,
+            admitted,
             body,
             [ids],
             body.output_tokens(room),
@@ -123,21 +127,28 @@ class HttpHandlers:
         )
         return await (self._stream(job) if body.stream else self._answer(job))
 
-    def _admit(self, http: Request, body: CompletionBody | ChatBody) -> _Caller:
+    def _caller(self, http: Request) -> Caller:
+        """Before the body is read: a stranger's would be work for nothing."""
+        return self._service.caller(http.headers.get("authorization"))
+
+    def _operator(self, http: Request) -> Caller:
+        return self._service.operator(http.headers.get("authorization"))
+
+    def _admit(self, http: Request, caller: Caller, body: CompletionBody | ChatBody) -> _Admission:
         """Everything that costs nothing to check, before any of the caller's text is worked on."""
-        partition = self._service.authenticate(http.headers.get("authorization"), body.cache_salt)
+        partition = partition_of(caller.tenant, body.cache_salt)
         self._service.check_model(body.model)
         body.check_supported()
         given_id = body.request_id or http.headers.get("x-request-id")
         prefix = _writer_kind(body).id_prefix
         if not given_id:
-            return _Caller(partition, new_request_id(prefix), http.headers)
+            return _Admission(partition, new_request_id(prefix), http.headers)
         self._service.check_request_id(given_id)
-        return _Caller(partition, f"{prefix}-{given_id}", http.headers)
+        return _Admission(partition, f"{prefix}-{given_id}", http.headers)
 
     async def _job(
         self,
-        caller: _Caller,
+        admitted: _Admission,
         body: CompletionBody | ChatBody,
         prompts: list[list[int]],
         max_tokens: int,
@@ -151,10 +162,10 @@ class HttpHandlers:
             body.sampling_params, self._service.prompter, max_tokens, logprobs, prompt_logprobs
         )
         requests = await self._service.requests(
-            prompts, params, caller.partition, caller.response_id, body.n, body.timeout
+            prompts, params, admitted.partition, admitted.response_id, body.n, body.timeout
         )
         writer: Writer = _writer_kind(body)(body, requests, self._service.prompter)
-        return _Job(body, requests, prompts, _call(body, caller), int(time.time()), writer)
+        return _Job(body, requests, prompts, _call(body, admitted), int(time.time()), writer)
 
     async def _answer(self, job: _Job) -> Response:
         choices = job.choices()
@@ -218,11 +229,11 @@ class HttpHandlers:
     # -- the rest ------------------------------------------------------------------------------
 
     async def models(self, http: Request) -> Response:
-        self._service.authenticate(http.headers.get("authorization"), None)
+        self._caller(http)
         return JSONResponse({"object": "list", "data": [await self._model_card()]})
 
     async def model(self, http: Request, name: str) -> Response:
-        self._service.authenticate(http.headers.get("authorization"), None)
+        self._caller(http)
         self._service.check_model(name)
         return JSONResponse(await self._model_card())
 
@@ -239,8 +250,8 @@ class HttpHandlers:
         }
 
     async def tokenize(self, http: Request) -> Response:
+        self._caller(http)
         body = parse(TokenizeBody, await self._read(http))
-        self._service.authenticate(http.headers.get("authorization"), None)
         self._service.check_model(body.model)
         prompter = self._service.prompter
         if (body.prompt is None) == (body.messages is None):
@@ -263,8 +274,8 @@ class HttpHandlers:
         return JSONResponse(result)
 
     async def detokenize(self, http: Request) -> Response:
+        self._caller(http)
         body = parse(DetokenizeBody, await self._read(http))
-        self._service.authenticate(http.headers.get("authorization"), None)
         self._service.check_model(body.model)
         vocab_size = (await self._service.description()).vocab_size
         for token_id in body.tokens:
@@ -280,12 +291,14 @@ class HttpHandlers:
         await self._service.check_health()
         return Response(status_code=200)
 
-    async def metrics(self) -> Response:
+    async def metrics(self, http: Request) -> Response:
+        self._operator(http)
         reading = await self._fleet.read()
         text = exposition(self._service.model, reading.described, reading.counters)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def live(self) -> Response:
+    async def live(self, http: Request) -> Response:
+        self._operator(http)
         reading = await self._fleet.watch()
         return JSONResponse(live_reading(self._service.model, version("specdec"), reading))
 
@@ -303,13 +316,13 @@ class HttpHandlers:
         return b"".join(parts)
 
 
-def _call(body: CompletionBody | ChatBody, caller: _Caller) -> Call:
+def _call(body: CompletionBody | ChatBody, admitted: _Admission) -> Call:
     is_chat = isinstance(body, ChatBody)
     path = "/v1/chat/completions" if is_chat else "/v1/completions"
     return Call(
         operation="chat" if is_chat else "text_completion",
-        request_id=caller.response_id,
-        carrier=caller.headers,
+        request_id=admitted.response_id,
+        carrier=admitted.headers,
         transport={"http.request.method": "POST", "http.route": path},
     )
 

@@ -25,6 +25,7 @@ from ray.serve.config import (
 )
 from ray.serve.schema import ApplicationStatus, DeploymentSchema, ServeDeploySchema
 
+from deployments.api_keys import load_api_keys
 from deployments.settings import AppSettings
 from specdec.errors import ConfigError, UnavailableError
 
@@ -52,6 +53,8 @@ def launch(
     a deployment fails or is not ready in time.
     """
     schema = check_config(config)
+    if ray_address is None:  # the gateway will run here, and find what is here
+        _check_api_keys(schema)
     ray.init(address=ray_address or "local", namespace=NAMESPACE, log_to_driver=True)
     stop = _stop_on_signals()  # after ray.init, which sets handlers of its own
     try:
@@ -95,6 +98,12 @@ def check_config(config: Mapping[str, Any]) -> ServeDeploySchema:
         field = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"config: {field}: {first['msg']}", field=field) from None
     return schema
+
+
+def _check_api_keys(schema: ServeDeploySchema) -> None:
+    for application in schema.applications:
+        if application.import_path == IMPORT_PATH:
+            load_api_keys(AppSettings.model_validate(application.args).gateway)
 
 
 def _refuse_unknown_keys(given: Any, understood: Any, path: str) -> None:

@@ -15,6 +15,7 @@ from deployments.explanations import explanation_json
 from deployments.prompts import Prompter
 from specdec.errors import (
     DeadlineError,
+    ForbiddenError,
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
@@ -28,6 +29,7 @@ from specdec.sequence import RequestMetrics, SequenceOutput, TokenLogprobs
 STATUS: dict[type[SpecdecError], tuple[int, str]] = {
     InvalidRequestError: (400, "BadRequestError"),
     UnauthenticatedError: (401, "AuthenticationError"),
+    ForbiddenError: (403, "PermissionDeniedError"),
     ModelNotFoundError: (404, "NotFoundError"),
     RequestNotFoundError: (404, "NotFoundError"),
     OverloadedError: (429, "RateLimitError"),

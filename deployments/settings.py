@@ -6,7 +6,8 @@ same file; here is what only specdec knows. Unknown keys are refused.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,27 +17,48 @@ DEMO_MODEL = "smollm2"
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    # What was given may be a secret that stands in the wrong place: no error repeats it.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
+    )
 
 
 class GatewaySettings(_Settings):
     """The front door.
 
-    `model_name`: the name clients use; default: the target's own. `api_keys` maps a key to its
-    tenant; empty: everybody is welcome, as one tenant. `max_prompts` bounds prompts x n of one
+    `model_name`: the name clients use; default: the target's own. `api_keys_file`, or
+    `api_keys_env`, an environment variable, holds the keys (`api_keys.py` says how); without
+    either everybody is welcome, as one tenant. `max_prompts` bounds prompts x n of one
     HTTP request. `allow_client_chat_template`: whether a request may bring its own chat template,
     a program that the gateway then runs (in Jinja's sandbox, without a limit of time).
     `log_requests`: one line in the log for each request that ends.
     """
 
     model_name: str | None = None
-    api_keys: dict[str, str] = Field(default_factory=dict)
+    api_keys_file: str | None = Field(None, min_length=1)
+    api_keys_env: str | None = Field(None, min_length=1)
     max_body_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
     max_prompts: Annotated[int, Field(gt=0)] = 128
     allow_client_chat_template: bool = False
     log_requests: bool = False
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     health_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_keys_here(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "api_keys" in given:
+            raise ValueError(
+                "api_keys: keys do not belong into a config, which Ray keeps and shows; write them "
+                "into a file and name it in api_keys_file"
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _one_place_for_keys(self) -> GatewaySettings:
+        if self.api_keys_file is not None and self.api_keys_env is not None:
+            raise ValueError("give either api_keys_file or api_keys_env")
+        return self
 
 
 class RankResources(_Settings):

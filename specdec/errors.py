@@ -62,6 +62,12 @@ class UnauthenticatedError(SpecdecError):
     reason = "INVALID_API_KEY"
 
 
+class ForbiddenError(SpecdecError):
+    """A known API key, but not one of an operator. HTTP 403, PERMISSION_DENIED."""
+
+    reason = "NOT_AN_OPERATOR"
+
+
 class OverloadedError(SpecdecError):
     """The queue is full. HTTP 429 with `Retry-After`, RESOURCE_EXHAUSTED."""
 

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from specdec.errors import (
     ConfigError,
     DeadlineError,
+    ForbiddenError,
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
@@ -42,6 +43,7 @@ class ExitCode(IntEnum):
 
 USAGE_ERRORS = (
     ConfigError,
+    ForbiddenError,
     InvalidRequestError,
     ModelNotFoundError,
     RequestNotFoundError,

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from specdec.cli.console import output, print_json
 from specdec.cli.explanation_table import print_explanations
-from specdec.cli.options import MAX_TIMEOUT_S, AsJson
+from specdec.cli.options import API_KEY_VARIABLE, MAX_TIMEOUT_S, AsJson
 
 if TYPE_CHECKING:
     from specdec.client import ExplainedSequence
@@ -30,7 +30,7 @@ Exit status: 0 done, 1 failed, 2 unknown request or bad input, 3 server unavaila
 
 RequestId = Annotated[str, typer.Argument(help="The request's id, as its response gave it.")]
 Address = Annotated[str, typer.Option(help="host:port of the server's gRPC.")]
-ApiKey = Annotated[str | None, typer.Option(envvar="SPECDEC_API_KEY", help="The request's key.")]
+ApiKey = Annotated[str | None, typer.Option(envvar=API_KEY_VARIABLE, help="The request's key.")]
 Timeout = Annotated[
     float,
     typer.Option(

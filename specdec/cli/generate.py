@@ -22,6 +22,7 @@ from specdec.cli.generation import (
 )
 from specdec.cli.local_engine import decoder, encode, open_engine
 from specdec.cli.options import (
+    API_KEY_VARIABLE,
     DEMO_MODEL,
     MAX_TIMEOUT_S,
     AsJson,
@@ -80,9 +81,7 @@ PromptFile = Annotated[
 ]
 Show = Annotated[bool, typer.Option(help="Colour the draft tokens: accepted, rejected, bonus.")]
 Address = Annotated[str | None, typer.Option(help="host:port of a server; without it, run here.")]
-ApiKey = Annotated[
-    str | None, typer.Option(envvar="SPECDEC_API_KEY", help="API key for --address.")
-]
+ApiKey = Annotated[str | None, typer.Option(envvar=API_KEY_VARIABLE, help="API key for --address.")]
 Timeout = Annotated[
     float,
     typer.Option(

@@ -18,6 +18,7 @@ SPECULATION = "Speculation"
 ENGINE = "Models and engine"
 
 DEMO_MODEL = "smollm2"
+API_KEY_VARIABLE = "SPECDEC_API_KEY"
 # gRPC takes a longer deadline for one that has passed.
 MAX_TIMEOUT_S = 7 * 86_400.0
 

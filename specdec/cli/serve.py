@@ -6,6 +6,7 @@ command line itself knows nothing of Ray.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import import_module, resources
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.markup import escape
 
 from specdec.cli.console import messages
 from specdec.cli.options import (
+    API_KEY_VARIABLE,
     ENGINE,
     Device,
     Draft,
@@ -282,11 +284,17 @@ def _announce(settings: dict[str, Any]) -> Callable[[], None]:
 
     def announce() -> None:
         messages().print("\n".join(lines))
-        messages().print(
-            escape(_first_answer(grpc_address, _any_api_key(settings))), highlight=False
-        )
+        messages().print(escape(_proof(grpc_address, settings)), highlight=False)
 
     return announce
+
+
+def _proof(address: str, settings: dict[str, Any]) -> str:
+    """A first answer, where nobody asks for a key or ours is known."""
+    place, key = _keys_place(settings), os.environ.get(API_KEY_VARIABLE)
+    if place is not None and key is None:
+        return f"  for a first answer, set {API_KEY_VARIABLE} to one of the keys in {place}"
+    return _first_answer(address, key)
 
 
 def _first_answer(address: str, api_key: str | None) -> str:
@@ -300,9 +308,11 @@ def _first_answer(address: str, api_key: str | None) -> str:
     return f"  first answer  {FIRST_PROMPT}{answer.text}"
 
 
-def _any_api_key(settings: dict[str, Any]) -> str | None:
+def _keys_place(settings: dict[str, Any]) -> str | None:
+    """The file or environment variable that the gateway reads its API keys from."""
     for application in settings["applications"]:
         gateway = (application.get("args") or {}).get("gateway") or {}
-        for key in gateway.get("api_keys") or {}:
-            return str(key)
+        place = gateway.get("api_keys_file") or gateway.get("api_keys_env")
+        if place:
+            return str(place)
     return None

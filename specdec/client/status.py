@@ -17,6 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from specdec.errors import (
     DeadlineError,
+    ForbiddenError,
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
@@ -37,7 +38,7 @@ ERRORS: dict[grpc.StatusCode, type[SpecdecError]] = {
     Code.FAILED_PRECONDITION: InvalidRequestError,
     Code.NOT_FOUND: ModelNotFoundError,
     Code.UNAUTHENTICATED: UnauthenticatedError,
-    Code.PERMISSION_DENIED: UnauthenticatedError,
+    Code.PERMISSION_DENIED: ForbiddenError,
     Code.UNAVAILABLE: UnavailableError,
     Code.CANCELLED: UnavailableError,
     Code.DEADLINE_EXCEEDED: DeadlineError,

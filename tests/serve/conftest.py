@@ -67,9 +67,11 @@ def deploy(cluster):
 
 
 @pytest.fixture(scope="session")
-def service(deploy, tiny_llama, tiny_draft) -> Service:
+def service(deploy, tiny_llama, tiny_draft, tmp_path_factory) -> Service:
     """The main application: keys of two tenants, a short queue, one draft replica."""
-    main = deploy("main", settings(tiny_llama, tiny_draft, api_keys=API_KEYS))
+    keys = tmp_path_factory.mktemp("keys") / "api-keys.yaml"
+    keys.write_text(API_KEYS, "utf-8")
+    main = deploy("main", settings(tiny_llama, tiny_draft, api_keys_file=keys))
     wait_until(lambda: main.describe().draft_loads, READY_TIMEOUT_S, "a connected draft")
     return main
 

@@ -30,7 +30,12 @@ from specdec.config import (
     SpeculationConfig,
 )
 
-API_KEYS = {"key-a": "tenant-a", "key-b": "tenant-b"}
+API_KEYS = """
+- {key: key-a, tenant: tenant-a}
+- {key: key-b, tenant: tenant-b}
+- {key: key-operator, tenant: operations, operator: true}
+"""
+OPERATOR = {"authorization": "Bearer key-operator"}
 MAX_K = 6
 MAX_MODEL_LEN = 256
 MAX_RUNNING = 4
@@ -78,7 +83,7 @@ def settings(
     *,
     tensor_parallel_size: int = 1,
     draft_max_model_len: int | None = None,
-    api_keys: dict[str, str] | None = None,
+    api_keys_file: Path | None = None,
 ) -> AppSettings:
     """An application over tiny float64 models."""
     cache = CacheConfig(block_size=4, num_blocks=NUM_BLOCKS)
@@ -116,7 +121,9 @@ def settings(
             ),
             max_num_speculative_tokens=MAX_K,
         ),
-        gateway=GatewaySettings(model_name="tiny", api_keys=api_keys or {}),
+        gateway=GatewaySettings(
+            model_name="tiny", api_keys_file=None if api_keys_file is None else str(api_keys_file)
+        ),
         target_resources=RankResources(num_cpus=0.1),
         draft_resources=RankResources(num_cpus=0.1),
     )

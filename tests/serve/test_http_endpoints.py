@@ -10,13 +10,13 @@ import ray
 
 from deployments.fleet_ledger import LEDGER_ACTOR
 from deployments.samples import Key
-from tests.serve.harness import MAX_K, MAX_MODEL_LEN
+from tests.serve.harness import MAX_K, MAX_MODEL_LEN, OPERATOR
 
 HEADERS = {"authorization": "Bearer key-a"}
 
 
 def get(service, path):
-    return httpx.get(f"{service.url}{path}", headers=HEADERS, timeout=30)
+    return httpx.get(f"{service.url}{path}", headers=OPERATOR, timeout=30)
 
 
 def post(service, path, body):

@@ -15,6 +15,7 @@ from tests.serve.harness import (
     MAX_MODEL_LEN,
     MAX_QUEUE,
     MAX_RUNNING,
+    OPERATOR,
     holds_nothing,
     wait_until,
 )
@@ -293,3 +294,25 @@ def test_leaving_a_stream_frees_its_blocks_long_before_the_end(service, openai):
     after = service.describe().stats.counters
     assert after.finished["abort"] == before.finished["abort"] + 1
     assert 0 < after.num_generation_tokens - before.num_generation_tokens < 230
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_a_stranger_is_refused_before_the_body_is_looked_at(service, path):
+    """What costs seconds to parse, what is larger than allowed, and what is no JSON at all: through
+    the proxy, the answer is about the key, and comes while others are served."""
+    for body in (b'{"prompt": [' + b"{}," * 300_000 + b"{}]}", b"x" * 5_000_000, b"{"):
+        response = post(service, path, body, {"authorization": "Bearer wrong"})
+        error = error_of(response, 401)
+        assert (error["type"], error["param"]) == ("AuthenticationError", None)
+        assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("path", ["/live", "/metrics"])
+def test_what_tells_of_all_tenants_is_for_operators(service, path):
+    def get(headers):
+        return httpx.get(f"{service.url}{path}", headers=headers, timeout=CALL_TIMEOUT_S)
+
+    error_of(get({}), 401)
+    error = error_of(get(HEADERS), 403)
+    assert error["type"] == "PermissionDeniedError"
+    assert get(OPERATOR).status_code == 200

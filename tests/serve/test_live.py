@@ -7,7 +7,7 @@ import time
 
 import httpx
 
-from tests.serve.harness import CALL_TIMEOUT_S
+from tests.serve.harness import CALL_TIMEOUT_S, OPERATOR
 
 PROMPT = "the cat sat on the mat and the cat sat"
 ASKED = {"model": "tiny", "prompt": PROMPT, "max_tokens": 32, "temperature": 0}
@@ -18,7 +18,7 @@ MAX_MEDIAN_S = 1.0
 
 
 def live(service) -> dict:
-    response = httpx.get(f"{service.url}/live", timeout=CALL_TIMEOUT_S)
+    response = httpx.get(f"{service.url}/live", headers=OPERATOR, timeout=CALL_TIMEOUT_S)
     assert response.status_code == 200
     return response.json()
 
@@ -32,7 +32,7 @@ def fresh(service) -> dict:
     return told
 
 
-def test_live_follows_the_requests_without_a_key(service, openai):
+def test_live_follows_the_requests(service, openai):
     before = fresh(service)
     answer = openai.completions.create(**ASKED, extra_body=EXPLAIN)
     after = fresh(service)
@@ -70,7 +70,7 @@ def test_live_answers_quickly_while_requests_run(service, openai):
         **{**ASKED, "max_tokens": 200}, extra_body={"ignore_eos": True}, stream=True
     )
     seconds = []
-    with httpx.Client(base_url=service.url, timeout=CALL_TIMEOUT_S) as http:
+    with httpx.Client(base_url=service.url, headers=OPERATOR, timeout=CALL_TIMEOUT_S) as http:
         for _ in range(10):
             started_s = time.monotonic()
             assert http.get("/live").status_code == 200

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel
 
 from deployments import openai_requests, settings
+from deployments.api_keys import load_api_keys
 from specdec import config, errors
 from specdec.cli.app import app
 from specdec.client.requests import GenerateOptions
@@ -120,12 +121,16 @@ def test_python_examples_compile(code):
     compile(code, "README.md", "exec")
 
 
-def test_json_and_yaml_examples_parse():
+def test_json_and_yaml_examples_parse(tmp_path):
     for block in blocks("json"):
         SpeculationParams.from_mapping(json.loads(block.code)["speculation"])
-    whole, gateway = (yaml.safe_load(block.code) for block in blocks("yaml"))
+    whole, keys, gateway = (yaml.safe_load(block.code) for block in blocks("yaml"))
     settings.AppSettings.model_validate(whole["applications"][0]["args"])
-    settings.GatewaySettings.model_validate(gateway["gateway"])
+    place = settings.GatewaySettings.model_validate(gateway["gateway"]).api_keys_file
+    assert place is not None
+    tmp_path.joinpath("keys.json").write_text(json.dumps(keys))
+    named = settings.GatewaySettings(api_keys_file=str(tmp_path / "keys.json"))
+    assert load_api_keys(named).operator("Bearer key-of-operations").tenant == "operations"
 
 
 def command_lines() -> list[str]:

@@ -119,11 +119,16 @@ class Context:
         return info.reason
 
 
+@pytest.fixture(autouse=True)
+def _keys(monkeypatch):
+    monkeypatch.setenv("SPECDEC_TEST_KEYS", "[{key: key, tenant: tenant}]")
+
+
 async def ask(answers, request_id="r", key="key"):
     settings = AppSettings.model_validate(
         {
             "target": {"target": {"model": "tiny"}, "speculation": {"drafters": []}},
-            "gateway": {"api_keys": {"key": "tenant"}},
+            "gateway": {"api_keys_env": "SPECDEC_TEST_KEYS"},
         }
     )
     handle = Handle(answers)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from types import SimpleNamespace
 
 import grpc
 import pytest
+from fastapi import Request
 
+from deployments.gateway import Gateway, http_app
 from deployments.gateway_service import GatewayService
 from deployments.grpc_handlers import GrpcHandlers
 from deployments.http_handlers import HttpHandlers
@@ -16,6 +19,7 @@ from deployments.openai_requests import CompletionBody, parse
 from deployments.prompts import Prompter
 from deployments.settings import AppSettings
 from specdec.errors import (
+    ForbiddenError,
     InvalidRequestError,
     ModelNotFoundError,
     SpecdecError,
@@ -24,6 +28,7 @@ from specdec.errors import (
 from specdec.v1 import inference_pb2 as pb
 
 MAX_MODEL_LEN = 8
+SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 VOCAB_SIZE = 288
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -68,11 +73,23 @@ class Target:
             yield nothing
 
 
+KEYS_VARIABLE = "SPECDEC_TEST_KEYS"
+KEYS = """
+- {key: key, tenant: tenant}
+- {key: key-operator, tenant: operations, operator: true}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _keys(monkeypatch):
+    monkeypatch.setenv(KEYS_VARIABLE, KEYS)
+
+
 def make_service(tokenizer, **gateway) -> GatewayService:
     settings = AppSettings.model_validate(
         {
             "target": {"target": {"model": "tiny"}, "speculation": {"drafters": []}},
-            "gateway": {"api_keys": {"key": "tenant"}, **gateway},
+            "gateway": {"api_keys_env": KEYS_VARIABLE, **gateway},
         }
     )
     return GatewayService(settings, Target(), Watched(tokenizer))
@@ -97,6 +114,64 @@ class Post:
 async def post(service, path, body, key="key", **headers):
     handlers = HttpHandlers(service)
     return await getattr(handlers, path)(Post(body, key, **headers))
+
+
+# The endpoints are the gateway's methods of this prefix.
+ENDPOINTS = sorted(name for name in vars(Gateway) | vars(Gateway.__mro__[1]) if name[:5] == "http_")
+# What tells nothing of anybody; probes ask the first one.
+OPEN = {"http_health", "http_version"}
+OPERATORS = {"http_live", "http_metrics"}
+
+
+def call_endpoint(service, name, key):
+    """As the route does, with a request whose body nobody may read."""
+
+    async def unread():
+        raise AssertionError("the body was read")
+
+    headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
+    arguments = {"name": "tiny"} if name == "http_model" else {}
+    gateway = SimpleNamespace(_http=HttpHandlers(service))
+    return getattr(Gateway, name)(gateway, Request(scope, unread), **arguments)
+
+
+def test_the_endpoints_are_all_that_is_routed():
+    assert len(ENDPOINTS) == sum(map(len, http_app.openapi()["paths"].values()))
+    assert set(ENDPOINTS) > OPEN | OPERATORS
+    assert (http_app.docs_url, http_app.redoc_url) == (None, None), "scripts from another host"
+
+
+@pytest.mark.parametrize("key", [None, "wrong"])
+@pytest.mark.parametrize("name", [name for name in ENDPOINTS if name not in OPEN])
+async def test_every_endpoint_asks_for_the_key_before_it_reads_a_body(service, name, key):
+    with pytest.raises(UnauthenticatedError):
+        await call_endpoint(service, name, key)
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+async def test_what_tells_of_all_tenants_is_for_operators(service, name):
+    with pytest.raises(ForbiddenError):
+        await call_endpoint(service, name, "key")
+
+
+class Untouchable:
+    """A message that nobody may look at."""
+
+    def __getattr__(self, name):
+        raise AssertionError(f"{name} was read")
+
+
+@pytest.mark.parametrize("method", [m.name for m in SERVICE.methods])
+async def test_every_grpc_method_asks_for_the_key_first(service, method):
+    name = re.sub("(?<!^)(?=[A-Z])", "_", method).lower()
+    context = Context("wrong")
+    answer = getattr(GrpcHandlers(service), name)(Untouchable(), context)
+    if hasattr(answer, "__aiter__"):
+        [_ async for _ in answer]
+    else:
+        await answer
+    assert context.code == grpc.StatusCode.UNAUTHENTICATED
 
 
 BODIES = {
