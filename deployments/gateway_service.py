@@ -17,7 +17,7 @@ from typing import Any
 from deployments.api_keys import Caller, load_api_keys
 from deployments.auth import traffic_class_of
 from deployments.explanations import ReplicaExplanations, check_found
-from deployments.prompts import Prompt, Prompter
+from deployments.prompts import MAX_MESSAGES, Prompt, Prompter
 from deployments.request_records import RequestRecords
 from deployments.settings import AppSettings
 from deployments.target import TargetDescription
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 HEALTH_REUSE_S = 1.0
 MAX_REQUEST_ID_CHARS = 128
+# More prompt tokens than these are checked in a thread, so that other streams go on: about 1 ms.
+MAX_CHECKED_AT_ONCE = 4096
 
 
 class GatewayService:
@@ -104,6 +106,31 @@ class GatewayService:
                 field="n",
             )
 
+    def check_num_messages(self, num_messages: int) -> None:
+        """Raises InvalidRequestError."""
+        if num_messages > MAX_MESSAGES:
+            raise InvalidRequestError(
+                f"messages: must have at most {MAX_MESSAGES} entries, got {num_messages}",
+                field="messages",
+            )
+
+    async def check_tokens(self, token_ids: Sequence[int], field: str) -> None:
+        """For ids that are to be decoded one by one: no more than a context holds, all of the
+        vocabulary. Raises InvalidRequestError."""
+        limits = await self.description()
+        if len(token_ids) > limits.max_model_len:
+            raise InvalidRequestError(
+                f"{field}: {len(token_ids)} tokens are more than the {limits.max_model_len} of the "
+                "context",
+                field=field,
+            )
+        for token_id in token_ids:
+            if not 0 <= token_id < limits.vocab_size:
+                raise InvalidRequestError(
+                    f"{field}: {shown(token_id)} is not between 0 and {limits.vocab_size - 1}",
+                    field=field,
+                )
+
     async def token_ids(
         self,
         prompt: Prompt,
@@ -160,12 +187,12 @@ class GatewayService:
 
         Raises InvalidRequestError, naming the field.
         """
-        limits = await self.description()
         self.check_num_prompts(len(prompts), n)
-        params.validate(limits.vocab_size)
-        allowed_drafters(params, self.speculation)
-        for prompt in prompts:
-            validate_prompt(prompt, params, limits.vocab_size, limits.max_model_len)
+        limits = await self.description()
+        if sum(map(len, prompts)) > MAX_CHECKED_AT_ONCE:
+            await asyncio.to_thread(self._check, prompts, params, limits)
+        else:
+            self._check(prompts, params, limits)
         if timeout_s is not None and not 0 < timeout_s <= self.settings.request_timeout_s:
             raise InvalidRequestError(
                 f"timeout: must be above 0 and at most {self.settings.request_timeout_s} seconds, "
@@ -185,6 +212,14 @@ class GatewayService:
             )
             for i in range(total)
         ]
+
+    def _check(
+        self, prompts: Sequence[list[int]], params: SamplingParams, limits: TargetDescription
+    ) -> None:
+        params.validate(limits.vocab_size)
+        allowed_drafters(params, self.speculation)
+        for prompt in prompts:
+            validate_prompt(prompt, params, limits.vocab_size, limits.max_model_len)
 
     async def explain(self, caller: Caller, request_id: str) -> list[ReplicaExplanations]:
         """Why a request of the caller's tenant got its K.

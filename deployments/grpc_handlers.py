@@ -19,6 +19,7 @@ from deployments.api_keys import Caller
 from deployments.auth import partition_of
 from deployments.explanations import FINISH_REASONS, explain_message, explanation_message
 from deployments.gateway_service import GatewayService, new_request_id
+from deployments.grpc_bounds import check_lengths
 from deployments.grpc_errors import fail
 from deployments.request_records import Call
 from specdec.engine.request import GenerateRequest
@@ -124,11 +125,7 @@ class GrpcHandlers:
         try:
             self._caller(context)
             self._service.check_model(wire.model)
-            vocab_size = (await self._service.description()).vocab_size
-            if any(token_id >= vocab_size for token_id in wire.token_ids):
-                raise InvalidRequestError(
-                    f"token_ids: must be between 0 and {vocab_size - 1}", field="token_ids"
-                )
+            await self._service.check_tokens(wire.token_ids, "token_ids")
             text = await asyncio.to_thread(
                 self._service.prompter.decode, wire.token_ids, wire.skip_special_tokens
             )
@@ -151,6 +148,7 @@ class GrpcHandlers:
         partition = partition_of(caller.tenant, wire.cache_salt)
         self._service.check_model(wire.model)
         self._service.check_request_id(wire.request_id)
+        check_lengths(wire, await self._service.description())
         prompt = await self._prompt(wire)
         params = params_from_wire(wire.sampling, speculation_from_wire(wire.speculation))
         if wire.bad_words:
@@ -182,6 +180,7 @@ class GrpcHandlers:
         return await self._service.token_ids(wire.text)
 
     async def _chat(self, chat: pb.ChatMessages) -> list[int]:
+        self._service.check_num_messages(len(chat.messages))
         messages = [{"role": m.role, "content": m.content} for m in chat.messages]
         return await self._service.chat_token_ids(messages)
 

@@ -25,6 +25,7 @@ from deployments.live_reading import live_reading
 from deployments.metrics import exposition
 from deployments.openai_choices import ChatWriter, CompletionWriter, Writer
 from deployments.openai_requests import (
+    Body,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -43,7 +44,6 @@ from deployments.openai_responses import (
 from deployments.request_records import Call
 from specdec.engine.request import GenerateRequest
 from specdec.errors import InvalidRequestError, SpecdecError
-from specdec.params import shown
 from specdec.sequence import SequenceOutput
 
 
@@ -86,7 +86,7 @@ class HttpHandlers:
 
     async def completions(self, http: Request) -> Response:
         caller = self._caller(http)
-        body = parse(CompletionBody, await self._read(http))
+        body = await self._body(CompletionBody, http)
         admitted = self._admit(http, caller, body)
         given = body.prompts()
         self._service.check_num_prompts(len(given), body.n)
@@ -107,7 +107,7 @@ class HttpHandlers:
 
     async def chat(self, http: Request) -> Response:
         caller = self._caller(http)
-        body = parse(ChatBody, await self._read(http))
+        body = await self._body(ChatBody, http)
         admitted = self._admit(http, caller, body)
         ids = await self._service.chat_token_ids(
             body.template_messages(),
@@ -251,7 +251,7 @@ class HttpHandlers:
 
     async def tokenize(self, http: Request) -> Response:
         self._caller(http)
-        body = parse(TokenizeBody, await self._read(http))
+        body = await self._body(TokenizeBody, http)
         self._service.check_model(body.model)
         prompter = self._service.prompter
         if (body.prompt is None) == (body.messages is None):
@@ -268,6 +268,7 @@ class HttpHandlers:
         result: dict[str, Any] = {"tokens": ids, "count": len(ids)}
         result["max_model_len"] = (await self._service.description()).max_model_len
         if body.return_token_strs:
+            await self._service.check_tokens(ids, "return_token_strs")
             result["token_strs"] = await asyncio.to_thread(
                 lambda: [prompter.decode([token_id]) for token_id in ids]
             )
@@ -275,15 +276,9 @@ class HttpHandlers:
 
     async def detokenize(self, http: Request) -> Response:
         self._caller(http)
-        body = parse(DetokenizeBody, await self._read(http))
+        body = await self._body(DetokenizeBody, http)
         self._service.check_model(body.model)
-        vocab_size = (await self._service.description()).vocab_size
-        for token_id in body.tokens:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequestError(
-                    f"tokens: {shown(token_id)} is not between 0 and {vocab_size - 1}",
-                    field="tokens",
-                )
+        await self._service.check_tokens(body.tokens, "tokens")
         text = await asyncio.to_thread(self._service.prompter.decode, body.tokens)
         return JSONResponse({"prompt": text})
 
@@ -304,6 +299,9 @@ class HttpHandlers:
 
     def version(self) -> Response:
         return JSONResponse({"version": version("specdec")})
+
+    async def _body(self, kind: type[Body], http: Request) -> Body:
+        return parse(kind, await self._read(http), self._service.settings.max_body_bytes)
 
     async def _read(self, http: Request) -> bytes:
         """The body, refused as soon as it grows past the limit."""

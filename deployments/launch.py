@@ -6,6 +6,7 @@ its reason, readiness is announced, and SIGTERM shuts down as cleanly as Ctrl-C.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -37,6 +38,9 @@ SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "gang_scheduling_config": GangSchedulingConfig,
 }
 NAMESPACE = "serve"
+# Serve takes gRPC messages of 2 GiB unless its processes are told otherwise, and parses them before
+# anybody sees the key. A response with log-probabilities of a long prompt must fit as well.
+GRPC_SIZE_VARIABLE, GRPC_MAX_BYTES = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", 16 * 2**20
 POLL_S = 0.5
 FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 
@@ -55,6 +59,7 @@ def launch(
     schema = check_config(config)
     if ray_address is None:  # the gateway will run here, and find what is here
         _check_api_keys(schema)
+        os.environ.setdefault(GRPC_SIZE_VARIABLE, str(GRPC_MAX_BYTES))
     ray.init(address=ray_address or "local", namespace=NAMESPACE, log_to_driver=True)
     stop = _stop_on_signals()  # after ray.init, which sets handlers of its own
     try:

@@ -10,19 +10,105 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictInt,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
-from deployments.prompts import Prompt, Prompter
+from deployments.json_bounds import check_json
+from deployments.prompts import MAX_MESSAGES, Prompt, Prompter
 from specdec.errors import InvalidRequestError
-from specdec.params import MAX_SHOWN, SamplingParams, SpeculationParams, shown
+from specdec.params import (
+    MAX_BAD_WORDS,
+    MAX_SHOWN,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+    SpeculationParams,
+    shown,
+)
 
 DEFAULT_COMPLETION_TOKENS = 16
 # What a caller would not notice to be missing until too late is refused, not ignored.
 UNSUPPORTED = ("suffix", "structured_outputs", "guided_json", "guided_regex", "guided_choice")
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
-Stop = str | list[str] | None
+# What no vocabulary exceeds.
+MAX_TOKEN_IDS = 2**19
+MAX_CONTENT_PARTS = 1024
+MAX_TOOLS = 128
 Body = TypeVar("Body", bound=BaseModel)
+
+
+def _at_most(limit: int) -> BeforeValidator:
+    """For lists and objects: their length is checked before any of their entries."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, (list, dict)) and len(value) > limit:
+            raise PydanticCustomError(
+                "too_many",
+                "must have at most {limit} entries, got {length}",
+                {"limit": limit, "length": len(value)},
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+# The first entry of a wrong type ends the check: an error for each would cost more than the body.
+FIRST_FAULT = Field(fail_fast=True)
+Texts = Annotated[list[str], FIRST_FAULT]
+TokenIds = Annotated[list[int], FIRST_FAULT, _at_most(MAX_TOKEN_IDS)]
+Stop = str | Annotated[Texts, _at_most(MAX_STOP_STRINGS)] | None
+PromptBody = str | list[str] | list[StrictInt] | list[list[StrictInt]]
+
+
+def _prompt(value: Any) -> Any:
+    """Kinds told apart by the first entry, so that each entry is looked at once."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise _no_prompt()
+    first = type(value[0]) if value else str
+    if first not in (str, int, list) or not _all_are(first, value):
+        raise _no_prompt()
+    if first is list and not all(_all_are(int, ids) for ids in value):
+        raise _no_prompt()
+    return value
+
+
+def _all_are(kind: type, values: list[Any]) -> bool:
+    return set(map(type, values)) <= {kind}
+
+
+def _no_prompt() -> PydanticCustomError:
+    return PydanticCustomError(
+        "prompt", "must be text, a list of texts, of token ids, or of lists of token ids"
+    )
+
+
+def _bias(value: Any) -> Any:
+    """The first wrong entry, not a list of them."""
+    if not isinstance(value, dict):
+        raise PydanticCustomError("bias", "must be an object: token id to number")
+    for key, bias in value.items():
+        if type(bias) not in (int, float):
+            raise PydanticCustomError(
+                "bias",
+                "of {key} must be a number, not {given}",
+                {"key": shown(key), "given": shown(bias)},
+            )
+    return value
+
+
+LogitBias = Annotated[
+    dict[str, float], PlainValidator(_bias, json_schema_input_type=dict[str, float])
+]
 
 
 class StreamOptions(BaseModel):
@@ -48,15 +134,15 @@ class _Body(BaseModel):
     min_p: float | None = None
     seed: int | None = None
     stop: Stop = None
-    stop_token_ids: list[int] | None = None
-    logit_bias: dict[str, float] | None = None
+    stop_token_ids: TokenIds | None = None
+    logit_bias: LogitBias | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool = False
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: Annotated[Texts, _at_most(MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     prompt_logprobs: int | None = None
@@ -138,7 +224,7 @@ class _Body(BaseModel):
 class CompletionBody(_Body):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[StrictInt] | list[list[StrictInt]]
+    prompt: Annotated[PromptBody, PlainValidator(_prompt, json_schema_input_type=PromptBody)]
     echo: bool = False
     logprobs: int | None = None
     add_special_tokens: bool = True
@@ -158,11 +244,14 @@ class CompletionBody(_Body):
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
 
+ContentParts = Annotated[list[dict[str, Any]], FIRST_FAULT, _at_most(MAX_CONTENT_PARTS)]
+
+
 class ChatMessageBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | ContentParts | None = None
 
     def as_template_message(self) -> dict[str, Any]:
         """The message as templates expect it: text parts joined, other kinds refused."""
@@ -174,14 +263,17 @@ class ChatMessageBody(BaseModel):
         return message
 
 
+Messages = Annotated[list[ChatMessageBody], FIRST_FAULT, _at_most(MAX_MESSAGES)]
+
+
 class ChatBody(_Body):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessageBody]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST_FAULT, _at_most(MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -226,7 +318,7 @@ class TokenizeBody(BaseModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessageBody] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -238,11 +330,13 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
     model: str | None = None
-    tokens: list[int]
+    tokens: TokenIds
 
 
-def parse(kind: type[Body], raw: bytes) -> Body:
-    """The body as a `kind`. Raises InvalidRequestError that names the first field at fault."""
+def parse(kind: type[Body], raw: bytes, max_bytes: int) -> Body:
+    """The body as a `kind`. Raises InvalidRequestError that names the first field at fault, or says
+    that it holds more than a body of at most `max_bytes` may."""
+    check_json(raw, max_bytes)
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
@@ -250,13 +344,16 @@ def parse(kind: type[Body], raw: bytes) -> Body:
 
 
 def _invalid(error: ValidationError) -> InvalidRequestError:
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    # Of a union, the branch that was meant.
+    first = next((each for each in errors if each["type"] == "too_many"), errors[0])
     if first["type"] == "json_invalid":
         return InvalidRequestError(f"the body is not valid JSON: {first['msg']}", field="body")
     # Unions add the name of the branch that was tried to the location: it is none of ours.
     path = [str(part)[:MAX_SHOWN] for part in first["loc"] if not _is_branch(part)]
     field = ".".join(path) or "body"
-    given = "" if first["type"] == "missing" else f", got {shown(first.get('input'))}"
+    is_told = first["type"] in ("missing", "too_many", "bias")
+    given = "" if is_told else f", got {shown(first.get('input'))}"
     return InvalidRequestError(f"{field}: {first['msg']}{given}", field=field)
 
 

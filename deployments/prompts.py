@@ -14,6 +14,7 @@ from specdec.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 
 Prompt = str | list[int]
 MAX_TEMPLATE_ERROR = 200
+MAX_MESSAGES = 2048
 
 
 class Prompter:

@@ -320,7 +320,8 @@ async def test_a_request_id_of_128_characters_is_kept(service):
 
 
 def completion(**fields) -> CompletionBody:
-    return parse(CompletionBody, json.dumps({"prompt": "a", **fields}).encode())
+    raw = json.dumps({"prompt": "a", **fields}).encode()
+    return parse(CompletionBody, raw, max_bytes=2**20)
 
 
 @pytest.mark.parametrize(
