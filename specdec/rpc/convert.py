@@ -32,6 +32,10 @@ from specdec.speculation.messages import (
 from specdec.v1 import draft_pb2, verify_pb2
 
 TOKENS_PER_CHUNK = 200_000  # varints of at most 5 bytes: below 1 MiB
+# What a peer says of itself is cut to what can be: nothing beyond these is a measurement.
+MAX_TIME_MS = 60_000.0
+MAX_BLOCKS = 2**28
+MAX_NUM_TARGETS = 10_000
 
 
 def info_to_wire(info: DraftInfo) -> draft_pb2.InfoResponse:
@@ -233,7 +237,7 @@ def ready_from_wire(
             token_ids=list(proposal.token_ids),
             laws=[_law_from_wire(law) for law in proposal.laws],
             reason=proposal.reason,
-            draft_ms=proposal.draft_us / 1000,
+            draft_ms=_within(proposal.draft_us / 1000, MAX_TIME_MS),
         )
         for proposal in wire.proposals
     ]
@@ -269,12 +273,17 @@ def heartbeat_from_wire(wire: draft_pb2.Heartbeat) -> Heartbeat:
     return Heartbeat(
         sequence_number=wire.sequence_number,
         sent_ns=wire.sent_ns,
-        num_free_blocks=wire.num_free_blocks,
-        idle_fraction=wire.idle_fraction,
-        draft_step_ms=wire.draft_step_ms,
+        num_free_blocks=min(wire.num_free_blocks, MAX_BLOCKS),
+        idle_fraction=_within(wire.idle_fraction, 1.0),
+        draft_step_ms=_within(wire.draft_step_ms, MAX_TIME_MS),
         draining=wire.draining,
-        num_targets=wire.num_targets,
+        num_targets=min(wire.num_targets, MAX_NUM_TARGETS),
     )
+
+
+def _within(value: float, most: float) -> float:
+    """The nearest number from 0 to `most`; 0 for what is none."""
+    return min(value, most) if value > 0 else 0.0
 
 
 # The same with the roles of dialling swapped

@@ -80,7 +80,7 @@ class DraftPool:
                 ahead = 0 if wait_s > 0 and in_hand < k else in_hand + 1
                 message = self.sessions.ask(seq_id, k + ahead, deadline_ms)
                 self._post(seq_id, message)
-                if isinstance(message, Commit):
+                if isinstance(message, Commit) and self._is_ours(seq_id):
                     asked.append((seq_id, message.round, message.k))
             self._round_times.asked(asked)
             self._awaited = dict(ks)
@@ -121,11 +121,15 @@ class DraftPool:
             return self.sessions.disabled_reason(seq_id)
 
     def take_timing(self, name: str) -> DrafterTiming:
-        """What the draft replicas took and how busy they are, measured since the last call."""
+        """What our own draft replicas took and how busy they are, measured since the last call.
+
+        What drafters that dialled in say of themselves is no part of it.
+        """
         with self._answered:
             finished, round_trip_s = self._round_times.take()
-            loads = [m.load for m in self.members.values() if m.info and m.load is not None]
-            is_silent = any(member.is_silent for member in self.members.values())
+            ours = [member for member in self.members.values() if member.trusted]
+            loads = [m.load for m in ours if m.info and m.load is not None]
+            is_silent = any(member.is_silent for member in ours)
         return DrafterTiming(
             name,
             draft_s=finished.draft_s if finished else None,
@@ -135,6 +139,15 @@ class DraftPool:
             num_targets=max((load.num_targets for load in loads), default=1),
             is_silent=is_silent,
         )
+
+    def loads(self) -> dict[str, Heartbeat]:
+        """The last heartbeat of every connected replica of our own."""
+        with self._answered:
+            return {
+                m.replica_id: m.load
+                for m in self.members.values()
+                if m.trusted and m.info and m.load is not None
+            }
 
     def member_states(self) -> dict[str, MemberState]:
         """Of every connected replica."""
@@ -189,9 +202,10 @@ class DraftPool:
         with self._answered:
             member.load = beat
             if round_trip_s is not None:
-                self.counters.observe_round_trip(round_trip_s * 1000)
                 member.round_trip_s = smooth(member.round_trip_s or 0.0, round_trip_s)
-                self._round_times.heard(round_trip_s)
+                if member.trusted:
+                    self.counters.observe_round_trip(round_trip_s * 1000)
+                    self._round_times.heard(round_trip_s)
             if beat.draining and not member.draining:
                 member.draining = True
                 member.fault = "draft_draining"
@@ -254,6 +268,11 @@ class DraftPool:
     def _is_served(self, seq_id: int) -> bool:
         member = self._member_of(seq_id)
         return member is not None and member.info is not None and not member.suspect
+
+    def _is_ours(self, seq_id: int) -> bool:
+        """Whether its draft is our own, whose times count."""
+        member = self._member_of(seq_id)
+        return member is not None and member.trusted
 
     def _assign(self, seq_id: int) -> None:
         """Open the session at the replica with the fewest, if there is one."""

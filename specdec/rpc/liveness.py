@@ -43,6 +43,7 @@ class Liveness:
         pool: DraftPool,
         settings: LivenessSettings,
         on_due: Callable[[], None],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._member = member
         self._pool = pool
@@ -50,6 +51,9 @@ class Liveness:
         self._on_due = on_due
         self._last_heard_s = time.monotonic()
         self._due: Heartbeat | None = None
+        self._clock_ns = clock_ns
+        self._num_beats = 0
+        self._sent_ns: dict[int, int] = {}
 
     def heard(self) -> None:
         """The draft said something."""
@@ -58,11 +62,24 @@ class Liveness:
             self._pool.member_suspect(self._member, False)
 
     def heard_heartbeat(self, beat: Heartbeat) -> None:
-        round_trip_s = (time.monotonic_ns() - beat.sent_ns) / 1e9 if beat.sent_ns else None
+        """The draft's load, and its echo of one of ours. Which one is its word; when that was sent
+        is known here."""
+        sent_ns = self._sent_ns.pop(beat.sequence_number, None)
+        round_trip_s = (self._clock_ns() - sent_ns) / 1e9 if sent_ns is not None else None
         self._pool.heartbeat(self._member, beat, round_trip_s)
+
+    def beat(self) -> None:
+        """Make a heartbeat due, in place of one that was not sent yet."""
+        self._num_beats += 1
+        self._due = Heartbeat(self._num_beats, 0)
 
     def take_heartbeat(self) -> Heartbeat | None:
         beat, self._due = self._due, None
+        if beat is not None:
+            beat.sent_ns = self._clock_ns()
+            self._sent_ns[beat.sequence_number] = beat.sent_ns
+            if len(self._sent_ns) > self._settings.lost_after:
+                del self._sent_ns[next(iter(self._sent_ns))]
         return beat
 
     async def run(self) -> None:
@@ -71,15 +88,13 @@ class Liveness:
         A stall of our own loop is not held against the draft.
         """
         period_s = self._settings.heartbeat_s
-        sequence_number = 0
         while True:
             before_s = time.monotonic()
             await asyncio.sleep(period_s)
             now_s = time.monotonic()
             if now_s - before_s > 2 * period_s:
                 self._last_heard_s = now_s
-            sequence_number += 1
-            self._due = Heartbeat(sequence_number, time.monotonic_ns())
+            self.beat()
             self._judge(now_s - self._last_heard_s)
             self._pool.flush_old_commits()
             self._on_due()

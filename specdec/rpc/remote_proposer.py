@@ -59,9 +59,8 @@ class RemoteProposer:
         return self._pool.counters
 
     def loads(self) -> dict[str, Heartbeat]:
-        """The last heartbeat of every connected replica."""
-        members = list(self._pool.members.values())
-        return {m.replica_id: m.load for m in members if m.info and m.load is not None}
+        """The last heartbeat of every connected replica of our own."""
+        return self._pool.loads()
 
     def member_states(self) -> dict[str, MemberState]:
         """Sessions and round trip of every connected replica."""

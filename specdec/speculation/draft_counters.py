@@ -18,7 +18,7 @@ class DraftCounters:
     num_stale: proposals dropped since the text went another way, or the epoch is over.
     num_resyncs: sessions that had to be sent again as a whole. num_disconnects: links lost.
     faults: dropped or truncated proposals by reason. declines: answers without tokens by reason.
-    round_trip_ms: smoothed time from a heartbeat to its echo; draft_ms: of drafting one proposal.
+    round_trip_ms: smoothed time from a heartbeat to its echo, of our own drafts.
     """
 
     num_asks: int = 0
@@ -33,13 +33,9 @@ class DraftCounters:
     faults: Counter[str] = field(default_factory=Counter)
     declines: Counter[str] = field(default_factory=Counter)
     round_trip_ms: float = 0.0
-    draft_ms: float = 0.0
 
     def observe_round_trip(self, milliseconds: float) -> None:
         self.round_trip_ms = smooth(self.round_trip_ms, milliseconds)
-
-    def observe_draft(self, milliseconds: float) -> None:
-        self.draft_ms = smooth(self.draft_ms, milliseconds)
 
 
 def smooth(old: float, new: float, weight: float = 0.1) -> float:

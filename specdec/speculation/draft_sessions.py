@@ -228,7 +228,6 @@ class DraftSessions:
             self.counters.faults[fault] += 1
         if proposal.laws and not session.needs_laws:
             self.counters.faults[proposal_check.LAW_IGNORED] += 1
-        self.counters.observe_draft(proposal.draft_ms)
         if session.held is not None and proposal.round <= session.held.round:
             self.counters.num_duplicates += 1
             return

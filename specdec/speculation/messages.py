@@ -92,7 +92,7 @@ class Close:
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Proof of life, both ways; the draft adds its load. `sent_ns` is echoed for the round trip.
+    """Proof of life, both ways; the draft adds its load and echoes the target's two numbers.
 
     `idle_fraction` of the draft's time; `num_targets` that asked it lately, 0 where not told.
     `draining`: the draft replica is going away and takes no new sessions.
