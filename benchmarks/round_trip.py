@@ -47,6 +47,7 @@ from specdec.speculation.proposer import Committed
 from specdec.step_plan import StepPlan
 
 VOCAB_SIZE = 50_000
+TARGET_ID = "bench"
 NUM_BLOCKS, CONTEXT = 32, 200
 K = 4
 READY_TIMEOUT_S = 120.0
@@ -117,7 +118,7 @@ class Stepper:
 
 
 def serve(pipe: Connection, stepping_model: str | None) -> None:
-    """The draft's process: tells its port, and ends when the pipe does."""
+    """The draft's process: tells where it is, and ends when the pipe does."""
     stepper = None
     if stepping_model is not None:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -125,7 +126,9 @@ def serve(pipe: Connection, stepping_model: str | None) -> None:
 
     async def run() -> None:
         server = DraftServer(EchoDraft())
-        pipe.send(await server.start("127.0.0.1:0"))
+        port = await server.start("127.0.0.1:0")
+        token = server.tokens.issue(TARGET_ID)
+        pipe.send(DraftMember("echo", f"127.0.0.1:{port}", token=token))
         await asyncio.get_running_loop().run_in_executor(None, pipe.poll, None)
         await server.stop(0.1)
 
@@ -179,8 +182,8 @@ def keep_busy(stop: threading.Event) -> None:
 
 
 @contextmanager
-def draft_process(stepping_model: str | None) -> Iterator[int]:
-    """The port of a draft in a process of its own."""
+def draft_process(stepping_model: str | None) -> Iterator[DraftMember]:
+    """A draft in a process of its own."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     child = context.Process(target=serve, args=(theirs, stepping_model), daemon=True)
@@ -193,9 +196,9 @@ def draft_process(stepping_model: str | None) -> Iterator[int]:
 
 
 @contextmanager
-def linked(port: int) -> Iterator[RemoteProposer]:
-    proposer = RemoteProposer(TargetIdentity("bench", 1, "echo", "hash", VOCAB_SIZE))
-    proposer.set_members([DraftMember("echo", f"127.0.0.1:{port}")])
+def linked(draft: DraftMember) -> Iterator[RemoteProposer]:
+    proposer = RemoteProposer(TargetIdentity(TARGET_ID, 1, "echo", "hash", VOCAB_SIZE))
+    proposer.set_members([draft])
     yield proposer
     proposer.shutdown()
 
@@ -222,7 +225,11 @@ def run(
     """Print percentiles for each number of sequences; returns the times in ms."""
     stop = threading.Event()
     times_ms = {}
-    with draft_process(stepping_model) as port, stepping(stepping_model), linked(port) as proposer:
+    with (
+        draft_process(stepping_model) as draft,
+        stepping(stepping_model),
+        linked(draft) as proposer,
+    ):
         if busy:
             threading.Thread(target=keep_busy, args=(stop,), daemon=True).start()
         print("sequences   p50 ms   p90 ms   p99 ms   max ms")

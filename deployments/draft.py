@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from deployments.addresses import address_of, draft_hosts
 from deployments.autoscaling import replica_cost
 from deployments.draft_traces import DraftTraces
 from deployments.logs import join_serve_log
@@ -56,17 +57,20 @@ class Draft:
         self._tracing = start_tracing(tracing, "draft", self._replica_id)
         observer = DraftTraces(self._tracing) if self._tracing is not None else None
         self._server = DraftServer(self._thread, observer)
-        port = await self._server.start(f"0.0.0.0:{server.port}")
-        self._address = f"{ray.util.get_node_ip_address()}:{port}"
+        listens_at, told = draft_hosts(server.host, ray.util.get_node_ip_address())
+        port = await self._server.start(address_of(listens_at, server.port))
+        self._address = address_of(told, port)
         logger.info("draft %s serves %s at %s", self._replica_id, config.draft.model, self._address)
 
-    def describe(self) -> DraftMember:
-        """Who and where this replica is, for targets; how busy it is rides on their heartbeats."""
+    def describe(self, target_id: str) -> DraftMember:
+        """Who and where this replica is, and what this target has to show it; how busy it is rides
+        on their heartbeats. Serve's calls are the trusted way on which tokens travel."""
         info = self._thread.info()
         return DraftMember(
             replica_id=self._replica_id,
             address=self._address,
             incarnation=info.incarnation,
+            token=self._server.tokens.issue(target_id),
         )
 
     async def lease(self, replica_id: str, target_id: str) -> AsyncIterator[str]:

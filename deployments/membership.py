@@ -54,7 +54,7 @@ class Membership:
         """Ask all replicas once. A failed call leaves the members as they were: their own
         heartbeats tell whether they live."""
         try:
-            described = await self._draft.broadcast("describe").results_async(
+            described = await self._draft.broadcast("describe", self._target_id).results_async(
                 timeout_s=DESCRIBE_TIMEOUT_S, return_exceptions=True
             )
         except Exception as error:  # no replica, or Serve's controller is away

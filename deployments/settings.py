@@ -69,9 +69,11 @@ class RankResources(_Settings):
 
 
 class DraftServerSettings(_Settings):
-    """Where draft replicas listen. `port` 0 takes a free one; set a fixed port where a network
-    policy must name it and at most one draft replica runs per node."""
+    """Where draft replicas listen. `host`: an address of the node; default: the one by which Ray
+    knows it, which is a loopback address where Ray is bound to one. `port` 0 takes a free one; set
+    a fixed port where a network policy must name it and at most one draft replica runs per node."""
 
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]{1,253}$")] | None = None
     port: Annotated[int, Field(ge=0, le=65535)] = 0
 
 

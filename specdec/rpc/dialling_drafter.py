@@ -7,13 +7,15 @@ cluster. One connection; whoever runs it decides whether and when to dial again.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 
 from specdec.errors import UnavailableError
+from specdec.params import shown
 from specdec.rpc import convert
+from specdec.rpc.credentials import credentials
 from specdec.rpc.draft_connection import DraftConnection, OpenAssembly
 from specdec.rpc.security import open_channel
 from specdec.rpc.transport import until_one_ends
@@ -26,26 +28,31 @@ SILENCE_TIMEOUT_S = 15.0
 WRITE_TIMEOUT_S = 15.0
 
 
-async def draft_for(backend: DraftBackend, address: str) -> None:
-    """Draft for the target at `address` until the connection ends; cancel to leave.
+async def draft_for(backend: DraftBackend, address: str, name: str, token: str) -> None:
+    """Draft for the target at `address` until the connection ends; cancel to leave. `token` is what
+    the target issued for `name`.
 
     Raises UnavailableError, saying why, where the target cannot be reached or refuses, or has
     been silent for too long.
     """
-    try:
-        async with open_channel(address) as channel:
-            call = verify_pb2_grpc.VerifierServiceStub(channel).Verify()
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
-                info = convert.info_to_wire(backend.info())
-                await call.write(verify_pb2.VerifyRequest(info=info))
-                first = await call.read()
-            if first is grpc.aio.EOF:
-                raise UnavailableError(f"target {address} closed the connection")
-            await _draft(backend, call, first)
-    except grpc.aio.AioRpcError as error:
-        raise UnavailableError(f"target {address}: {error.details()}") from error
-    except TimeoutError as error:
-        raise UnavailableError(f"target {address} is silent") from error
+    async with open_channel(address) as channel:
+        stub = verify_pb2_grpc.VerifierServiceStub(channel)
+        call = stub.Verify(metadata=credentials(name, token))
+        try:
+            await _draft(backend, call, await _greet(backend, call, address))
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(f"target {address}: {shown(error.details())}") from error
+        except TimeoutError as error:
+            raise UnavailableError(f"target {address} is silent") from error
+
+
+async def _greet(backend: DraftBackend, call: Any, address: str) -> verify_pb2.VerifyResponse:
+    async with asyncio.timeout(DIAL_TIMEOUT_S):
+        await call.write(verify_pb2.VerifyRequest(info=convert.info_to_wire(backend.info())))
+        first = await call.read()
+    if first is grpc.aio.EOF:
+        raise UnavailableError(f"target {address} closed the connection")
+    return cast("verify_pb2.VerifyResponse", first)
 
 
 async def _draft(backend: DraftBackend, call: Any, first: verify_pb2.VerifyResponse) -> None:

@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from specdec.params import shown
 from specdec.rpc import convert
+from specdec.rpc.credentials import Metadata
 from specdec.rpc.draft_member import Member
 from specdec.rpc.draft_pool import DraftPool
 from specdec.rpc.liveness import Liveness, LivenessSettings, LostError
@@ -37,6 +39,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 MAX_VOCABULARY = 4_000_000
 STEADY_S = 2.0
+# Why a draft that refuses this target's token is not used; the next description brings a new one.
+REFUSED = "draft_refused"
+REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +61,14 @@ class MisfitError(Exception):
 
 
 class DraftLink:
-    """`on_output` is called when the pool may hold messages for any member."""
+    """`credentials` are the target's at this draft. `on_output` is called when the pool may hold
+    messages for any member."""
 
     def __init__(
         self,
         member: Member,
         address: str,
+        credentials: Metadata,
         identity: TargetIdentity,
         pool: DraftPool,
         settings: LinkSettings,
@@ -69,6 +76,7 @@ class DraftLink:
     ) -> None:
         self._member = member
         self._address = address
+        self._credentials = credentials
         self._identity = identity
         self._pool = pool
         self._settings = settings
@@ -105,7 +113,10 @@ class DraftLink:
             fault = f"draft_incompatible: {misfit}"
             if self._member.fault != fault:
                 logger.error("draft %s at %s: %s", self._member.replica_id, self._address, fault)
-        except (LostError, TimeoutError, grpc.aio.AioRpcError) as error:
+        except grpc.aio.AioRpcError as error:
+            self._log_loss(error)
+            fault = REFUSED if error.code() in REFUSALS else None
+        except (LostError, TimeoutError) as error:
             self._log_loss(error)
         except Exception:
             logger.exception("draft link to %s failed", self._address)
@@ -117,7 +128,7 @@ class DraftLink:
 
     def _log_loss(self, error: Exception) -> None:
         level = logging.WARNING if self._member.info is not None else logging.DEBUG
-        what = error.details() if isinstance(error, grpc.aio.AioRpcError) else repr(error)
+        what = shown(error.details() if isinstance(error, grpc.aio.AioRpcError) else error)
         logger.log(level, "draft %s at %s: %s", self._member.replica_id, self._address, what)
 
     def _next_backoff(self, lasted_s: float) -> float:
@@ -131,14 +142,16 @@ class DraftLink:
         timeout_s = self._settings.connect_timeout_s
         async with open_channel(self._address) as channel:
             stub = draft_pb2_grpc.DraftServiceStub(channel)
-            wire = await stub.Info(draft_pb2.InfoRequest(), timeout=timeout_s)
+            wire = await stub.Info(
+                draft_pb2.InfoRequest(), timeout=timeout_s, metadata=self._credentials
+            )
             info = convert.info_from_wire(wire)
             await self._check(info, stub)
             hello = convert.hello_to_wire(self._hello())
-            speculate, sync = stub.Speculate(), None
+            speculate, sync = stub.Speculate(metadata=self._credentials), None
             async with asyncio.timeout(timeout_s):
                 await self._greet(speculate, draft_pb2.SpeculateRequest(hello=hello), info)
-                sync = stub.Sync()
+                sync = stub.Sync(metadata=self._credentials)
                 await self._greet(sync, draft_pb2.SyncRequest(hello=hello), info)
             await self._serve(info, speculate, sync)
 
@@ -194,7 +207,10 @@ class DraftLink:
     async def _fetch_vocabulary(self, stub: draft_pb2_grpc.DraftServiceStub) -> list[str]:
         tokens: list[str] = []
         timeout_s = self._settings.vocabulary_timeout_s
-        async for chunk in stub.Vocabulary(draft_pb2.VocabularyRequest(), timeout=timeout_s):
+        chunks = stub.Vocabulary(
+            draft_pb2.VocabularyRequest(), timeout=timeout_s, metadata=self._credentials
+        )
+        async for chunk in chunks:
             if chunk.first_token_id != len(tokens) or len(tokens) > MAX_VOCABULARY:
                 raise LostError("the vocabulary came in disorder")
             tokens.extend(chunk.tokens)

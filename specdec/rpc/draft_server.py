@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from specdec.errors import UnavailableError
+from specdec.rpc.credentials import PeerTokens
 from specdec.rpc.draft_observer import DraftObserver
 from specdec.rpc.draft_servicer import DraftServicer
 from specdec.rpc.security import add_port
@@ -26,10 +27,17 @@ SERVICE = "specdec.v1.DraftService"
 
 
 class DraftServer:
-    """Serves one backend. All methods must run on one event loop, which is the server's."""
+    """Serves one backend, to targets that hold a token of `tokens`; None: of a secret of its own.
+    All methods must run on one event loop, which is the server's."""
 
-    def __init__(self, backend: DraftBackend, observer: DraftObserver | None = None) -> None:
-        self._servicer = DraftServicer(backend, observer)
+    def __init__(
+        self,
+        backend: DraftBackend,
+        observer: DraftObserver | None = None,
+        tokens: PeerTokens | None = None,
+    ) -> None:
+        self.tokens = tokens if tokens is not None else PeerTokens()
+        self._servicer = DraftServicer(backend, self.tokens, observer)
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
 
@@ -37,7 +45,7 @@ class DraftServer:
     def num_targets(self) -> int:
         return len(self._servicer.connections)
 
-    async def start(self, address: str = "[::]:0") -> int:
+    async def start(self, address: str) -> int:
         """Listen and serve; returns the port, which the system picks where `address` says 0.
 
         Raises UnavailableError if the address cannot be had.

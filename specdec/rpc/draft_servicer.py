@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from specdec.rpc import convert
+from specdec.rpc.credentials import Doorkeeper, PeerTokens
 from specdec.rpc.draft_connection import DraftConnection, OpenAssembly
 from specdec.rpc.draft_observer import DraftObserver
 from specdec.rpc.transport import next_within, until_one_ends
@@ -42,10 +43,14 @@ SyncContext = grpc.aio.ServicerContext[draft_pb2.SyncRequest, draft_pb2.SyncResp
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
-    """One connection per target; all methods run on the server's loop."""
+    """One connection per target; all methods run on the server's loop. Every call shows a token of
+    `tokens` that fits the target's id."""
 
-    def __init__(self, backend: DraftBackend, observer: DraftObserver | None = None) -> None:
+    def __init__(
+        self, backend: DraftBackend, tokens: PeerTokens, observer: DraftObserver | None = None
+    ) -> None:
         self.backend = backend
+        self._door = Doorkeeper(tokens)
         self._observer = observer
         self.draining = False
         self.connections: dict[str, DraftConnection] = {}
@@ -56,6 +61,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         request: draft_pb2.InfoRequest,
         context: grpc.aio.ServicerContext[draft_pb2.InfoRequest, draft_pb2.InfoResponse],
     ) -> draft_pb2.InfoResponse:
+        await self._door.admit(context)
         return convert.info_to_wire(self.backend.info())
 
     async def Vocabulary(
@@ -65,6 +71,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             draft_pb2.VocabularyRequest, draft_pb2.VocabularyResponse
         ],
     ) -> AsyncIterator[draft_pb2.VocabularyResponse]:
+        await self._door.admit(context)
         tokens = self.backend.vocabulary()
         for start in range(0, len(tokens), TOKENS_PER_VOCABULARY_CHUNK):
             yield draft_pb2.VocabularyResponse(
@@ -74,8 +81,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def Speculate(
         self, requests: AsyncIterator[draft_pb2.SpeculateRequest], context: SpeculateContext
     ) -> None:
+        target_id = await self._door.admit(context)
         first = await next_within(requests, HELLO_TIMEOUT_S)
-        hello = await self._checked_hello(first.hello if first is not None else None, context)
+        wire = first.hello if first is not None else None
+        hello = await self._checked_hello(target_id, wire, context)
         connection = DraftConnection(hello, asyncio.get_running_loop())
         if not await self._attach(connection):
             await context.abort(grpc.StatusCode.ABORTED, "a newer connection is in place")
@@ -94,8 +103,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def Sync(
         self, requests: AsyncIterator[draft_pb2.SyncRequest], context: SyncContext
     ) -> None:
+        target_id = await self._door.admit(context)
         first = await next_within(requests, HELLO_TIMEOUT_S)
-        hello = await self._checked_hello(first.hello if first is not None else None, context)
+        wire = first.hello if first is not None else None
+        hello = await self._checked_hello(target_id, wire, context)
         connection = await self._connection_of(hello)
         if connection is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "Speculate comes first")
@@ -112,12 +123,15 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         )
 
     async def _checked_hello(
-        self, wire: draft_pb2.Hello | None, context: SpeculateContext | SyncContext
+        self, target_id: str, wire: draft_pb2.Hello | None, context: SpeculateContext | SyncContext
     ) -> Hello:
+        """Of the target that `target_id` was proved to be."""
         if wire is None or not wire.target_id:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is Hello")
             raise AssertionError("abort raises")
         hello = convert.hello_from_wire(wire)
+        if hello.target_id != target_id:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the token is another target's")
         if hello.protocol_version != PROTOCOL_VERSION:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,

@@ -11,8 +11,9 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from specdec.rpc.credentials import PeerTokens, credentials
 from specdec.rpc.draft_link import DraftLink, LinkSettings
 from specdec.rpc.draft_member import MemberState
 from specdec.rpc.draft_pool import DraftPool
@@ -30,11 +31,13 @@ SHUTDOWN_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class DraftMember:
-    """A draft replica as discovery knows it; `incarnation` 0 where it does not know."""
+    """A draft replica as discovery knows it; `incarnation` 0 where it does not know. `token` is
+    what this target shows there, issued for its id by that replica."""
 
     replica_id: str
     address: str
     incarnation: int = 0
+    token: str = field(default="", repr=False)
 
 
 class RemoteProposer:
@@ -70,12 +73,14 @@ class RemoteProposer:
         """These are the draft replicas from now on. May be called from any thread."""
         self._thread.loop.call_soon_threadsafe(self._apply_members, tuple(members))
 
-    def serve_verifier(self, address: str, timeout_s: float = 5.0) -> int:
-        """Also let drafters dial in, at `address`; returns the port.
+    def serve_verifier(self, address: str, tokens: PeerTokens, timeout_s: float = 5.0) -> int:
+        """Also let drafters that hold one of `tokens` dial in, at `address`; returns the port.
 
         Raises UnavailableError if the address cannot be had.
         """
-        server = VerifierServer(self._pool, self._identity, self._settings, self._wake_links)
+        server = VerifierServer(
+            self._pool, self._identity, tokens, self._settings, self._wake_links
+        )
         port = self._thread.run(server.start(address), timeout_s)
         self._verifier = server
         return port
@@ -159,6 +164,7 @@ class RemoteProposer:
         link = DraftLink(
             self._pool.add_member(member.replica_id),
             member.address,
+            credentials(self._identity.target_id, member.token),
             self._identity,
             self._pool,
             self._settings,

@@ -2,8 +2,7 @@
 
 The same pool and the same engine path as for our own drafts, with the roles of dialling swapped.
 A drafter that dials in is not trusted: its laws are ignored, and it gets sessions only while no
-draft of our own takes them. It does read the text of those, so the port must be open to those
-only who may.
+draft of our own takes them. It does read the text of those, so only who holds a token may dial in.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from specdec.errors import UnavailableError
 from specdec.rpc import convert
+from specdec.rpc.credentials import Doorkeeper, PeerTokens
 from specdec.rpc.draft_member import Member
 from specdec.rpc.draft_pool import DraftPool
 from specdec.rpc.liveness import Liveness, LivenessSettings, LostError
@@ -41,8 +41,12 @@ VerifyContext = grpc.aio.ServicerContext[verify_pb2.VerifyRequest, verify_pb2.Ve
 class _Drafter:
     """One drafter that dialled in: its place in the pool, and its stream."""
 
-    def __init__(self, member: Member, pool: DraftPool, settings: LivenessSettings) -> None:
+    def __init__(
+        self, name: str, member: Member, pool: DraftPool, settings: LivenessSettings
+    ) -> None:
+        self.name = name
         self.member = member
+        self.replaced = asyncio.Event()
         self._pool = pool
         self._ready = asyncio.Event()
         self.liveness = Liveness(member, pool, settings, self._ready.set)
@@ -84,11 +88,13 @@ class VerifierServer(verify_pb2_grpc.VerifierServiceServicer):
         self,
         pool: DraftPool,
         identity: TargetIdentity,
+        tokens: PeerTokens,
         settings: LivenessSettings,
         on_output: Callable[[], None],
     ) -> None:
         self._pool = pool
         self._identity = identity
+        self._door = Doorkeeper(tokens)
         self._settings = settings
         self._on_output = on_output
         self._drafters: list[_Drafter] = []
@@ -123,18 +129,23 @@ class VerifierServer(verify_pb2_grpc.VerifierServiceServicer):
     async def Verify(
         self, requests: AsyncIterator[verify_pb2.VerifyRequest], context: VerifyContext
     ) -> None:
+        name = await self._door.admit(context)
         info = await self._checked_info(await next_within(requests, INFO_TIMEOUT_S), context)
         number = next(self._numbers)
         member = self._pool.add_member(f"drafter-{number}", trusted=False)
-        drafter = _Drafter(member, self._pool, self._settings)
-        self._drafters.append(drafter)
+        drafter = _Drafter(name, member, self._pool, self._settings)
+        self._replace(drafter)
+        logger.info("drafter %s dialled in as %s", name, member.replica_id)
         try:
             hello = convert.hello_to_wire(self._hello(number))
             await context.write(verify_pb2.VerifyResponse(hello=hello))
             self._pool.member_up(member, info)
             self._on_output()
             await until_one_ends(
-                self._read(drafter, requests), drafter.write(context), drafter.liveness.run()
+                self._read(drafter, requests),
+                drafter.write(context),
+                drafter.liveness.run(),
+                drafter.replaced.wait(),
             )
         except (LostError, TimeoutError) as error:
             logger.warning("%s is lost: %r", member.replica_id, error)
@@ -143,6 +154,13 @@ class VerifierServer(verify_pb2_grpc.VerifierServiceServicer):
             self._pool.member_down(member)
             self._pool.remove_member(member)
             self._on_output()
+
+    def _replace(self, drafter: _Drafter) -> None:
+        """One place for each name: who dials in again takes over from the connection before."""
+        for other in self._drafters:
+            if other.name == drafter.name:
+                other.replaced.set()
+        self._drafters.append(drafter)
 
     async def _read(
         self, drafter: _Drafter, requests: AsyncIterator[verify_pb2.VerifyRequest]
@@ -165,7 +183,7 @@ class VerifierServer(verify_pb2_grpc.VerifierServiceServicer):
             fault = "the tokenizers differ"
         if fault is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, fault)
-        if len(self._drafters) >= MAX_DRAFTERS:
+        if len({drafter.name for drafter in self._drafters}) >= MAX_DRAFTERS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many drafters")
         return info
 

@@ -6,10 +6,15 @@ padded to different sizes; one protocol version is spoken.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.speculation.messages import PROTOCOL_VERSION, DraftInfo, Hello
+
+# No separators, spaces or line breaks: ids become parts of names and of log lines.
+PEER_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+MAX_MODEL_NAME = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +37,20 @@ def protocol_fault(info: DraftInfo) -> str | None:
     return None
 
 
+def id_fault(peer_id: str) -> str | None:
+    """Why nobody may be called so, or None."""
+    if PEER_ID.fullmatch(peer_id) is None:
+        return "an id is 1 to 64 letters, digits, dots, hyphens and underscores"
+    return None
+
+
 def hello_fault(hello: Hello) -> str | None:
     """Why nothing can be drafted for a target that says this of itself, or None."""
     if hello.vocab_size <= 0:
         return f"vocab_size {hello.vocab_size} leaves no token to draft"
-    return None
+    if len(hello.model) > MAX_MODEL_NAME:
+        return f"model: a name of more than {MAX_MODEL_NAME} characters"
+    return id_fault(hello.target_id)
 
 
 def vocabulary_fault(target: Sequence[str], draft: Sequence[str]) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,7 @@ from specdec.rpc.remote_proposer import DraftMember, RemoteProposer
 from specdec.rpc.transport import LoopThread
 from specdec.sequence import SequenceOutput
 from specdec.speculation.handshake import TargetIdentity
-from tests.integration.rpc.servers import PATIENT
+from tests.integration.rpc.servers import PATIENT, TOKENS
 from tests.unit.engine.engine_harness import (
     BLOCK_SIZE,
     OFF,
@@ -53,7 +54,7 @@ class DraftReplica:
         self._loop.run(self._start(), WAIT_S)
 
     async def _start(self) -> None:
-        self.server = DraftServer(self.thread)
+        self.server = DraftServer(self.thread, tokens=TOKENS)
         self.port = await self.server.start(f"127.0.0.1:{self.port}")
 
     @property
@@ -89,7 +90,8 @@ def connect(tiny_llama) -> Iterator:
             token_strings(tokenizer),
         )
         proposer = RemoteProposer(identity, PATIENT)
-        proposer.set_members(members)
+        token = TOKENS.issue(identity.target_id)
+        proposer.set_members([replace(member, token=token) for member in members])
         wait_until(lambda: all(m.info for m in list(proposer._pool.members.values())))
         engine = make_engine(tiny_llama, drafters=("draft",), draft_proposer=proposer)
         engines.append(engine)

@@ -9,6 +9,7 @@ from deployments.draft_traces import DraftTraces
 from deployments.settings import TracingSettings
 from deployments.tracing import tracing_to
 from specdec.rpc.draft_server import DraftServer
+from tests.integration.rpc.servers import TOKENS
 from tests.integration.test_remote_draft import GREEDY, DraftReplica, connect, run
 from tests.unit.engine.engine_harness import fixed, random_prompt, request
 
@@ -24,7 +25,7 @@ class TracedReplica(DraftReplica):
         self.exporter = InMemorySpanExporter()
         settings = TracingSettings(enabled=True, step_every=1)
         tracing = tracing_to(SimpleSpanProcessor(self.exporter), settings, "draft", "d1")
-        self.server = DraftServer(self.thread, DraftTraces(tracing))
+        self.server = DraftServer(self.thread, DraftTraces(tracing), TOKENS)
         self.port = await self.server.start("127.0.0.1:0")
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import socket
 
+from specdec.rpc.credentials import Metadata, PeerTokens, credentials
 from specdec.rpc.draft_link import LinkSettings
 from specdec.rpc.draft_server import DraftServer
 from specdec.rpc.remote_proposer import DraftMember
 from specdec.rpc.transport import LoopThread
-from tests.unit.rpc.scripted_draft import ScriptedDraft
+from tests.unit.rpc.scripted_draft import TARGET_ID, ScriptedDraft
 
 PROMPT = [1, 2, 3]
 # Far beyond what anything takes; it passes only where a test fails.
@@ -28,6 +29,21 @@ PATIENT = LinkSettings(
 )
 
 
+SECRET = b"that of every server in these tests"
+TOKENS = PeerTokens(SECRET)
+
+
+def member_at(port: int, replica_id: str | None = None) -> DraftMember:
+    """A draft as discovery tells the target of `identity()` of it."""
+    token = TOKENS.issue(TARGET_ID)
+    return DraftMember(replica_id or f"draft-{port}", f"127.0.0.1:{port}", token=token)
+
+
+def credentials_of(target_id: str = TARGET_ID) -> Metadata:
+    """What this target shows."""
+    return credentials(target_id, TOKENS.issue(target_id))
+
+
 class Server:
     """A draft server on a thread of its own."""
 
@@ -39,12 +55,12 @@ class Server:
         self._thread.run(self._start(), PATIENCE_S)
 
     async def _start(self) -> None:
-        self.server = DraftServer(self.draft)
+        self.server = DraftServer(self.draft, tokens=TOKENS)
         self.port = await self.server.start(f"127.0.0.1:{self.port}")
 
     @property
     def member(self) -> DraftMember:
-        return DraftMember(f"draft-{self.port}", f"127.0.0.1:{self.port}")
+        return member_at(self.port)
 
     def drain(self) -> None:
         self._thread.run(self.server.drain(), PATIENCE_S)

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.rpc.remote_proposer import DraftMember
 from specdec.speculation.messages import Close, Open, Proposal, Resync
-from tests.integration.rpc.servers import PATIENCE_S, PROMPT, free_port
+from tests.integration.rpc.servers import PATIENCE_S, PROMPT, free_port, member_at
 from tests.unit.rpc.scripted_draft import (
     VOCAB,
     VOCABULARY,
@@ -50,7 +49,7 @@ def test_one_message_carries_all_sequences_of_a_step(serve, connect) -> None:
 
 def test_a_draft_that_is_absent_at_start(serve, connect) -> None:
     port = free_port()
-    proposer = connect(DraftMember("d", f"127.0.0.1:{port}"))
+    proposer = connect(member_at(port))
     decoding = Decoding(proposer, 1, PROMPT)
     assert decoding.steps(50) == 0
     assert decoding.longest_s == 0, "it was not even asked"

@@ -30,7 +30,7 @@ from specdec.speculation.messages import Commit, DraftMessage, Open, Proposal
 from specdec.speculation.proposal_check import LAW_MODES
 from specdec.speculation.proposer import Committed
 from specdec.speculation.verifier import VerifyItem, verify_step
-from tests.integration.rpc.servers import PATIENCE_S, PATIENT
+from tests.integration.rpc.servers import PATIENCE_S, PATIENT, TOKENS
 from tests.unit.rpc.scripted_draft import VOCAB, ScriptedDraft, identity, wait_until
 
 LAW = (0.4, 0.3, 0.2, 0.1)
@@ -107,9 +107,9 @@ class Liars:
 
     def __init__(self) -> None:
         self.proposer = RemoteProposer(identity(), PATIENT)
-        port = self.proposer.serve_verifier("127.0.0.1:0")
+        port = self.proposer.serve_verifier("127.0.0.1:0", TOKENS)
         self._thread = LoopThread("liar")
-        call = draft_for(Liar(), f"127.0.0.1:{port}")
+        call = draft_for(Liar(), f"127.0.0.1:{port}", "liar", TOKENS.issue("liar"))
         asyncio.run_coroutine_threadsafe(call, self._thread.loop)
 
     def stop(self) -> None:

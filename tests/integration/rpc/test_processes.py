@@ -11,18 +11,18 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.rpc.remote_proposer import DraftMember
 from tests.conftest import REPOSITORY
-from tests.integration.rpc.servers import PATIENCE_S, PATIENT, PROMPT, free_port
+from tests.integration.rpc.servers import PATIENCE_S, PATIENT, PROMPT, free_port, member_at
 from tests.unit.rpc.scripted_draft import Decoding, wait_until
 
 CHILD = """
 import asyncio, sys
 from specdec.rpc.draft_server import DraftServer
+from tests.integration.rpc.servers import TOKENS
 from tests.unit.rpc.scripted_draft import ScriptedDraft
 
 async def main():
-    server = DraftServer(ScriptedDraft(incarnation=int(sys.argv[2])))
+    server = DraftServer(ScriptedDraft(incarnation=int(sys.argv[2])), tokens=TOKENS)
     print(await server.start("127.0.0.1:" + sys.argv[1]), flush=True)
     await asyncio.Event().wait()
 
@@ -50,7 +50,7 @@ def spawn() -> Iterator:
 def test_a_killed_draft_costs_no_token_and_comes_back(spawn, connect) -> None:
     port = free_port()
     child = spawn(port, 1)
-    decoding = Decoding(connect(DraftMember("d", f"127.0.0.1:{port}")), 1, PROMPT)
+    decoding = Decoding(connect(member_at(port)), 1, PROMPT)
     decoding.until_available()
     assert decoding.steps(5, wait_s=PATIENCE_S) == 20
     child.kill()
@@ -67,7 +67,7 @@ def test_a_hung_draft_is_suspected_then_given_up_and_forgiven(spawn, connect) ->
     port = free_port()
     child = spawn(port, 1)
     wary = replace(PATIENT, suspect_after=3, lost_after=8)
-    proposer = connect(DraftMember("d", f"127.0.0.1:{port}"), settings=wary)
+    proposer = connect(member_at(port), settings=wary)
     decoding = Decoding(proposer, 1, PROMPT)
     decoding.until_available()
     decoding.steps(2, wait_s=PATIENCE_S)

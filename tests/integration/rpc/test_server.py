@@ -14,21 +14,23 @@ from specdec.rpc import convert
 from specdec.rpc.draft_server import SERVICE, DraftServer
 from specdec.speculation.messages import Heartbeat, Hello
 from specdec.v1 import draft_pb2, draft_pb2_grpc
-from tests.integration.rpc.servers import PATIENCE_S
-from tests.unit.rpc.scripted_draft import VOCAB, ScriptedDraft, wait_until
+from tests.integration.rpc.servers import PATIENCE_S, credentials_of
+from tests.unit.rpc.scripted_draft import TARGET_ID, VOCAB, ScriptedDraft, wait_until
 
 
 def hello(
     connection: int = 1, incarnation: int = 1, version: int = 1, vocab_size: int = VOCAB
 ) -> draft_pb2.Hello:
-    return convert.hello_to_wire(Hello("t", incarnation, connection, version, "m", vocab_size))
+    return convert.hello_to_wire(
+        Hello(TARGET_ID, incarnation, connection, version, "m", vocab_size)
+    )
 
 
 async def test_a_newer_connection_replaces_an_older_one(serve) -> None:
     server = serve()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub = draft_pb2_grpc.DraftServiceStub(channel)
-        old, new, late = stub.Speculate(), stub.Speculate(), stub.Speculate()
+        old, new, late = (stub.Speculate(metadata=credentials_of()) for _ in range(3))
         async with asyncio.timeout(PATIENCE_S):
             await old.write(draft_pb2.SpeculateRequest(hello=hello(1)))
             assert (await old.read()).welcome.incarnation == 1
@@ -40,7 +42,7 @@ async def test_a_newer_connection_replaces_an_older_one(serve) -> None:
                 await late.read()
             assert refused.value.code() == grpc.StatusCode.ABORTED
         assert len(server.draft.hellos) == 2
-        assert server.draft.dropped == ["t/1/1"]
+        assert server.draft.dropped == [f"{TARGET_ID}/1/1"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ async def test_a_newer_connection_replaces_an_older_one(serve) -> None:
 async def test_a_bad_hello_is_refused(serve, first, code) -> None:
     server = serve()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        call = draft_pb2_grpc.DraftServiceStub(channel).Speculate()
+        call = draft_pb2_grpc.DraftServiceStub(channel).Speculate(metadata=credentials_of())
         async with asyncio.timeout(PATIENCE_S):
             await call.write(first)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -72,7 +74,7 @@ async def test_a_bad_hello_is_refused(serve, first, code) -> None:
 async def test_the_end_of_a_stream_is_an_abort(serve) -> None:
     server = serve()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        call = draft_pb2_grpc.DraftServiceStub(channel).Speculate()
+        call = draft_pb2_grpc.DraftServiceStub(channel).Speculate(metadata=credentials_of())
         async with asyncio.timeout(PATIENCE_S):
             await call.write(draft_pb2.SpeculateRequest(hello=hello()))
             await call.read()
@@ -81,7 +83,7 @@ async def test_the_end_of_a_stream_is_an_abort(serve) -> None:
             echo = convert.heartbeat_from_wire((await call.read()).heartbeat)
             assert echo == Heartbeat(9, 77, num_free_blocks=42, idle_fraction=0.5)
         call.cancel()
-        wait_until(lambda: server.draft.dropped == ["t/1/1"])
+        wait_until(lambda: server.draft.dropped == [f"{TARGET_ID}/1/1"])
 
 
 async def test_health_and_reflection(serve) -> None:
@@ -105,7 +107,9 @@ async def test_health_and_reflection(serve) -> None:
             health_pb2.HealthCheckRequest(service=SERVICE), timeout=PATIENCE_S
         )
         assert answer.status == status.NOT_SERVING
-        call = draft_pb2_grpc.DraftServiceStub(channel).Speculate(timeout=PATIENCE_S)
+        call = draft_pb2_grpc.DraftServiceStub(channel).Speculate(
+            timeout=PATIENCE_S, metadata=credentials_of()
+        )
         await call.write(draft_pb2.SpeculateRequest(hello=hello()))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()

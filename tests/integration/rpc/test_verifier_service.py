@@ -16,14 +16,21 @@ from specdec.rpc import convert
 from specdec.rpc.dialling_drafter import draft_for
 from specdec.rpc.draft_link import LinkSettings
 from specdec.rpc.draft_server import DraftServer
-from specdec.rpc.remote_proposer import DraftMember, RemoteProposer
+from specdec.rpc.remote_proposer import RemoteProposer
 from specdec.rpc.transport import LoopThread
 from specdec.sampling.law import SparseLaw
 from specdec.sequence import Verification
 from specdec.speculation.messages import Open, Proposal
 from specdec.speculation.proposer import Committed
 from specdec.v1 import verify_pb2, verify_pb2_grpc
-from tests.integration.rpc.servers import PATIENCE_S, PATIENT, PROMPT
+from tests.integration.rpc.servers import (
+    PATIENCE_S,
+    PATIENT,
+    PROMPT,
+    TOKENS,
+    credentials_of,
+    member_at,
+)
 from tests.unit.rpc.scripted_draft import (
     VOCAB,
     Decoding,
@@ -38,12 +45,14 @@ from tests.unit.rpc.scripted_draft import (
 class Target:
     def __init__(self, settings: LinkSettings = PATIENT) -> None:
         self.proposer = RemoteProposer(identity(), settings)
-        self.port = self.proposer.serve_verifier("127.0.0.1:0")
+        self.port = self.proposer.serve_verifier("127.0.0.1:0", TOKENS)
         self.thread = LoopThread("edge")
 
-    def dial(self, draft: ScriptedDraft) -> Future:
+    def dial(self, draft: ScriptedDraft, name: str = "edge-1") -> Future:
         address = f"127.0.0.1:{self.port}"
-        return asyncio.run_coroutine_threadsafe(draft_for(draft, address), self.thread.loop)
+        return asyncio.run_coroutine_threadsafe(
+            draft_for(draft, address, name, TOKENS.issue(name)), self.thread.loop
+        )
 
     def stop(self) -> None:
         self.thread.stop()
@@ -125,10 +134,10 @@ def test_our_own_draft_comes_first(target) -> None:
     wait_until(lambda: bool(outside.hellos))
     first = Decoding(target.proposer, 1, PROMPT)
     first.until_available()
-    server = DraftServer(own)
+    server = DraftServer(own, tokens=TOKENS)
     thread = LoopThread("own")
     port = thread.run(server.start("127.0.0.1:0"), PATIENCE_S)
-    target.proposer.set_members([DraftMember("own", f"127.0.0.1:{port}")])
+    target.proposer.set_members([member_at(port, "own")])
     wait_until(lambda: bool(own.hellos) and "own" in target.proposer.loads())
     second = Decoding(target.proposer, 2, PROMPT)
     second.until_available()
@@ -156,7 +165,9 @@ def test_misfits_are_refused(target, draft, why) -> None:
 
 async def test_who_does_not_say_who_it_is_gets_nothing(target) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{target.port}") as channel:
-        call = verify_pb2_grpc.VerifierServiceStub(channel).Verify(timeout=PATIENCE_S)
+        call = verify_pb2_grpc.VerifierServiceStub(channel).Verify(
+            timeout=PATIENCE_S, metadata=credentials_of("edge-1")
+        )
         await call.write(verify_pb2.VerifyRequest())
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()
@@ -166,7 +177,9 @@ async def test_who_does_not_say_who_it_is_gets_nothing(target) -> None:
 async def test_a_silent_drafter_is_given_up(wary_target) -> None:
     decoding = Decoding(wary_target.proposer, 1, PROMPT)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{wary_target.port}") as channel:
-        call = verify_pb2_grpc.VerifierServiceStub(channel).Verify(timeout=PATIENCE_S)
+        call = verify_pb2_grpc.VerifierServiceStub(channel).Verify(
+            timeout=PATIENCE_S, metadata=credentials_of("edge-1")
+        )
         info = convert.info_to_wire(ScriptedDraft().info())
         await call.write(verify_pb2.VerifyRequest(info=info))
         assert (await call.read()).hello.vocab_size == VOCAB

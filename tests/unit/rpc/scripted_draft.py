@@ -31,6 +31,7 @@ from specdec.speculation.messages import (
 from specdec.speculation.proposer import Committed
 
 VOCAB = 1000
+TARGET_ID = "target-1"
 # For what comes within milliseconds on an idle machine; it passes only where a test fails.
 WAIT_S = 60.0
 VOCABULARY = [f"<{i}>" for i in range(VOCAB)]
@@ -139,7 +140,7 @@ class ScriptedDraft:
 
 
 def identity(vocabulary: list[str] | None = None, tokenizer_hash: str = "hash") -> TargetIdentity:
-    return TargetIdentity("target-1", 1, "model", tokenizer_hash, VOCAB, vocabulary)
+    return TargetIdentity(TARGET_ID, 1, "model", tokenizer_hash, VOCAB, vocabulary)
 
 
 def sequence(seq_id: int, prompt: list[int]) -> Sequence:

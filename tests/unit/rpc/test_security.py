@@ -14,7 +14,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from specdec.errors import ConfigError
 from specdec.rpc import security
+from specdec.rpc.credentials import PeerTokens, credentials
+from specdec.rpc.draft_server import DraftServer
+from specdec.v1 import draft_pb2, draft_pb2_grpc
 from tests.conftest import REPOSITORY
+from tests.unit.rpc.scripted_draft import ScriptedDraft
 
 ISSUE = REPOSITORY / "k8s" / "components" / "tls" / "issue.sh"
 TIMEOUT_S = 5.0
@@ -57,6 +61,7 @@ def pods(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("certificates")
     ours, theirs = make_authority(root / "ours"), make_authority(root / "theirs")
     return {
+        "authority": ours,
         "target": issue(ours, root / "target"),
         "draft": issue(ours, root / "draft"),
         "head": issue(ours, root / "head", "10.1.2.3", "head"),
@@ -170,3 +175,37 @@ def names(pod: Path) -> list[str]:
     command = ["openssl", "x509", "-in", f"{pod}/tls.crt", "-noout", "-ext", "subjectAltName"]
     ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
     return ran.stdout.splitlines()[1].strip().split(", ")
+
+
+async def served_by_draft(tokens: PeerTokens) -> tuple[DraftServer, str]:
+    server = DraftServer(ScriptedDraft(), tokens=tokens)
+    return server, f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+
+
+async def ask_info(address: str, shown) -> grpc.StatusCode:
+    async with security.open_channel(address) as channel:
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        try:
+            await stub.Info(draft_pb2.InfoRequest(), timeout=TIMEOUT_S, metadata=shown)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+
+async def test_a_token_stays_with_the_certificate_that_showed_it_first(
+    monkeypatch, pods, tmp_path
+) -> None:
+    """Who took a target's token is not that target, and a renewed certificate still is."""
+    tokens = PeerTokens()
+    shown = credentials("target-1", tokens.issue("target-1"))
+    wear(monkeypatch, pods["draft"])
+    server, address = await served_by_draft(tokens)
+    wear(monkeypatch, pods["target"])
+    assert await ask_info(address, shown) == grpc.StatusCode.OK
+    wear(monkeypatch, pods["head"])
+    assert await ask_info(address, shown) == grpc.StatusCode.PERMISSION_DENIED
+    own = credentials("head", tokens.issue("head"))
+    assert await ask_info(address, own) == grpc.StatusCode.OK
+    wear(monkeypatch, issue(pods["authority"], tmp_path / "renewed"))
+    assert await ask_info(address, shown) == grpc.StatusCode.OK
+    await server.stop(0)
