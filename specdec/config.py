@@ -51,9 +51,12 @@ class CacheConfig(_Config):
 
 class SchedulerConfig(_Config):
     """Limits of a step and of the queue. `max_num_batched_tokens` is the one token budget of a
-    step: prefill chunks, decode tokens and draft tokens together."""
+    step: prefill chunks, decode tokens and draft tokens together. `max_num_sequences_per_tenant`:
+    a tenant's limit also while no other wants the places; default: none. `max_queue` is each
+    tenant's own, so that nobody fills another's."""
 
     max_num_sequences: PositiveInt = 32
+    max_num_sequences_per_tenant: PositiveInt | None = None
     max_num_batched_tokens: PositiveInt = 512
     max_model_len: PositiveInt | None = Field(
         None, description="prompt + output; default: the model's own limit"

@@ -13,10 +13,12 @@ from specdec.params import SamplingParams
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence is in its life. A preempted one is WAITING again."""
+    """Where a sequence is in its life. A preempted one is WAITING again, and one whose reader is
+    behind is PAUSED."""
 
     WAITING = "waiting"
     RUNNING = "running"
+    PAUSED = "paused"
     FINISHED = "finished"
 
 
@@ -141,6 +143,11 @@ class Sequence:
     last_token_s: float | None = None
     first_scheduled_s: float | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def tenant(self) -> str:
+        """Who shares the engine with others as one; nobody's traffic is one more tenant."""
+        return self.traffic_class or ""
 
     @property
     def num_tokens(self) -> int:

@@ -11,9 +11,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from specdec.config import SchedulerConfig
-from specdec.errors import InvalidRequestError, OverloadedError
+from specdec.engine.fair_queue import FairQueue
+from specdec.engine.residents import Residents
+from specdec.engine.tenants import Tenant
+from specdec.errors import InvalidRequestError
 from specdec.kvcache.block_manager import BlockManager
 from specdec.sequence import Sequence, SequenceStatus
+
+QUANTA_PER_STEP = 4
 
 
 @dataclass(slots=True)
@@ -21,11 +26,12 @@ class Schedule:
     """One step. Blocks for every token in it are allocated.
 
     decodes: compute the last token, and draft tokens behind it (see `Scheduler.reserve_draft`).
+        Those that a reader held up and that go on now are the last.
     prefills: (sequence, chunk), compute the next `chunk` known tokens. A chunk that reaches
         `num_tokens` yields one new token, from its last row; a shorter one yields none.
     admitted: those of `prefills` that were waiting before, their cached prefix already counted
         in `num_computed_tokens`. A recomputed one may have found all but its last token.
-    preempted: back at the head of the queue without blocks, to be recomputed later.
+    preempted: back at the head of their tenant's queue without blocks, to be recomputed later.
     out_of_memory: ended here, since they outgrew the whole pool: finish reason "length".
     """
 
@@ -56,11 +62,20 @@ class Schedule:
 
 
 class Scheduler:
-    """First come, first served; the latest arrival is the first to be preempted.
+    """First come, first served within a tenant; between tenants, everybody's share.
 
-    So `running` followed by `waiting` is always in order of arrival: admission takes the head of
-    the queue and appends to `running`, preemption takes the last of `running` and puts it at the
-    head. The oldest sequence can always go on, which is why nothing waits for ever.
+    Three things are shared, each of them whole while only one tenant wants it: the prompt tokens of
+    a step, by turns (`FairQueue`); places and blocks, by equal shares (`Residents`), which are
+    enforced by preemption. No place is kept empty for a tenant that may come: that would cost a
+    lone tenant its share for good, where a preemption costs one recomputation, most of which the
+    prefix cache finds, per sequence of another tenant that it lets in.
+
+    Nothing waits for ever: the oldest sequence of all is never preempted while it runs, and while
+    it waits for memory nobody else is admitted; and of a tenant, who is preempted is always its
+    latest arrival, which puts it back at the head of the queue.
+
+    A paused sequence, whose reader is behind, has no place and computes nothing. It keeps its
+    blocks until somebody else needs them.
 
     A step: `schedule`, then `reserve_draft` for some of the decodes, run, append the new tokens
     to `Sequence.token_ids`, then `advance` for each sequence that ran and `finish` for those that
@@ -73,26 +88,40 @@ class Scheduler:
         self.config = config
         self._blocks = block_manager
         self._max_model_len = max_model_len
-        self._running: list[Sequence] = []
-        self._waiting: deque[Sequence] = deque()
-        self._sequences: dict[int, Sequence] = {}
-        self._head_hashes: tuple[int, int, list[bytes]] | None = None
+        self._residents = Residents(config, block_manager)
+        budget = config.max_num_batched_tokens
+        self._turns = FairQueue(max(1, budget // QUANTA_PER_STEP), max_debt=budget)
         self._num_budget_tokens_left = 0
-        self.num_preemptions = 0
-        self.num_prefix_cache_queries = 0
-        self.num_prefix_cache_hits = 0
+        self._chunks: dict[int, int] = {}  # of the step: prefill tokens by sequence id
+        self._may_admit = True
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._residents.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        """Those in the queues; what waits for its reader is not among them."""
+        return self._residents.num_waiting
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        """Whether a step could compute something."""
+        return bool(self._residents.running or self._residents.num_waiting)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._residents.num_preemptions
+
+    @property
+    def num_prefix_cache_queries(self) -> int:
+        """Tokens looked for in the prefix cache."""
+        return self._residents.num_prefix_cache_queries
+
+    @property
+    def num_prefix_cache_hits(self) -> int:
+        """Those of them that were found."""
+        return self._residents.num_prefix_cache_hits
 
     @property
     def kv_usage(self) -> float:
@@ -106,67 +135,64 @@ class Scheduler:
 
     @property
     def running(self) -> tuple[Sequence, ...]:
-        """In order of arrival, all before those of `waiting`."""
-        return tuple(self._running)
+        """In order of arrival."""
+        return tuple(self._residents.running)
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
-        """In order of arrival; preempted sequences are among them."""
-        return tuple(self._waiting)
+        """Tenant by tenant, each in order of arrival; preempted sequences are among them."""
+        return tuple(seq for tenant in self._residents.tenants for seq in tenant.waiting)
+
+    @property
+    def paused(self) -> tuple[Sequence, ...]:
+        """Those that wait for their reader."""
+        return tuple(seq for tenant in self._residents.tenants for seq in tenant.paused)
 
     def add(self, seq: Sequence) -> None:
-        """Queue a new sequence.
+        """Queue a new sequence, whose id is higher than all before.
 
-        InvalidRequestError (field `prompt`) if it can never fit; OverloadedError if the queue is
-        full.
+        InvalidRequestError (field `prompt`) if it can never fit; OverloadedError if its tenant's
+        queue is full.
         """
         self._check_fits(seq)
-        if len(self._waiting) >= self.config.max_queue:
-            raise OverloadedError(f"{len(self._waiting)} requests are waiting already")
-        if seq.seq_id in self._sequences:
-            raise ValueError(f"sequence {seq.seq_id} was added twice")
-        seq.status = SequenceStatus.WAITING
-        self._sequences[seq.seq_id] = seq
-        self._waiting.append(seq)
+        self._residents.add(seq)
 
     def abort(self, seq_id: int) -> Sequence | None:
         """End a sequence wherever it is. None if it is unknown or has ended already."""
-        seq = self._sequences.get(seq_id)
+        seq = self._residents.find(seq_id)
         if seq is not None:
             self.finish(seq)
         return seq
 
     def finish(self, seq: Sequence) -> None:
         """End a sequence and give its blocks back. Nothing happens if it has ended already."""
-        if self._sequences.pop(seq.seq_id, None) is None:
-            return
-        if seq.status is SequenceStatus.RUNNING:
-            self._running.remove(seq)
-        else:
-            self._waiting.remove(seq)
-        self._blocks.release(seq.block_table)
-        seq.status = SequenceStatus.FINISHED
+        self._residents.remove(seq)
+
+    def pause(self, seq: Sequence) -> None:
+        """Compute nothing more of a sequence until `resume`; between two steps. It keeps what it
+        has computed as long as nobody else needs the memory."""
+        self._residents.pause(seq)
+
+    def resume(self, seq: Sequence) -> None:
+        """Back into the queue, where its arrival puts it."""
+        self._residents.resume(seq)
 
     def schedule(self, draft_tokens_reserved: int = 0) -> Schedule:
-        """Plan the next step: decodes, then prefills under way, then admission.
+        """Plan the next step: decodes, then prefills under way and admission by tenants' turns.
 
         `draft_tokens_reserved` tokens of the budget are kept from prefill, so that draft tokens
         find room beside a long prompt; one token of prefill goes through all the same.
         """
-        schedule = Schedule()
-        self._make_room_for_running(schedule)
-        schedule.decodes = [seq for seq in self._running if not _is_prefill(seq)]
+        residents, schedule = self._residents, Schedule()
+        schedule.preempted = residents.lost = []
+        schedule.out_of_memory = residents.make_room_for_running()
+        schedule.decodes = [seq for seq in residents.running if not _is_prefill(seq)]
         budget = self.config.max_num_batched_tokens - len(schedule.decodes)
         reserved = draft_tokens_reserved if schedule.decodes else 0
-        # Whatever is reserved, 1 is left for prefill: all that run had a token in the last step,
-        # so there are never more of them than tokens.
-        prefill_budget = min(budget, max(1, budget - reserved))
-        prefill_budget -= self._continue_prefills(schedule, prefill_budget)
-        # A sequence preempted above must not come straight back: it could, where it held copies of
-        # blocks that others share.
-        if not schedule.preempted:
-            self._admit(schedule, prefill_budget)
-        self._num_budget_tokens_left = budget - schedule.num_prefill_tokens
+        # Whatever is reserved, 1 is left for prefill: there are never more running than tokens.
+        self._share_out(schedule, min(budget, max(1, budget - reserved)))
+        self._leave_out_lost(schedule)
+        self._num_budget_tokens_left = self.config.max_num_batched_tokens - schedule.num_tokens
         return schedule
 
     def draft_room(self, seq: Sequence) -> int:
@@ -178,7 +204,7 @@ class Scheduler:
         """
         if _is_prefill(seq) or seq.status is not SequenceStatus.RUNNING:
             return 0
-        num_spare_blocks = max(0, self._blocks.num_free_blocks - len(self._running))
+        num_spare_blocks = max(0, self._blocks.num_free_blocks - self.num_running)
         capacity = (len(seq.block_table) + num_spare_blocks) * self._blocks.block_size
         room = min(
             self._num_budget_tokens_left,
@@ -220,6 +246,8 @@ class Scheduler:
         )
         if not _is_prefill(seq):
             self._blocks.truncate(seq.block_table, num_computed_tokens)
+        if seq.seq_id not in self._chunks:  # prefill has had its turn
+            self._turns.charge(seq.tenant, num_new_computed_tokens)
 
     def _check_fits(self, seq: Sequence) -> None:
         num_needed = seq.num_tokens + 1
@@ -233,83 +261,89 @@ class Scheduler:
                 field="prompt",
             )
 
-    def _make_room_for_running(self, schedule: Schedule) -> None:
-        """Allocate blocks for all known tokens of the running, oldest first, preempting from the
-        other end. A prefill has had its blocks since admission, so only decodes grow here."""
-        index = 0
-        while index < len(self._running):
-            seq = self._running[index]
-            if self._blocks.ensure_capacity(seq.block_table, seq.num_tokens):
-                index += 1
-            elif self._blocks.blocks_for(seq.num_tokens) > self._blocks.num_blocks:
-                self.finish(seq)
-                schedule.out_of_memory.append(seq)
-            else:
-                self._preempt_latest(schedule)
+    def _share_out(self, schedule: Schedule, budget: int) -> None:
+        """Spend up to `budget` tokens on prompts, by turns of the tenants that have some."""
+        self._chunks = {}
+        prefills: dict[str, deque[Sequence]] = {}
+        for seq in self._residents.running:
+            if _is_prefill(seq):
+                prefills.setdefault(seq.tenant, deque()).append(seq)
+        # A sequence preempted above must not come straight back: it could, where it held copies of
+        # blocks that others share.
+        self._may_admit = not schedule.preempted
+        self._turns.contend(
+            [
+                tenant.name
+                for tenant in self._residents.tenants
+                if tenant.name in prefills or (self._may_admit and tenant.waiting)
+            ]
+        )
+        while budget and (turn := self._turns.turn()) is not None:
+            name, credit = turn
+            most = budget if credit is None else min(budget, credit)
+            num_tokens = self._take_turn(schedule, name, prefills.setdefault(name, deque()), most)
+            if num_tokens == 0:
+                self._turns.leave(name)
+            budget -= num_tokens
+            self._turns.spend(name, num_tokens)
 
-    def _preempt_latest(self, schedule: Schedule) -> None:
-        seq = self._running.pop()
-        self._blocks.release(seq.block_table)
-        seq.num_computed_tokens = 0
-        seq.num_preemptions += 1
-        seq.status = SequenceStatus.WAITING
-        self._waiting.appendleft(seq)
-        self.num_preemptions += 1
-        schedule.preempted.append(seq)
-
-    def _continue_prefills(self, schedule: Schedule, budget: int) -> int:
-        """Give the running prefills their next chunks; returns the tokens spent."""
-        left = budget
-        for seq in self._running:
-            if left and _is_prefill(seq):
-                left -= self._schedule_chunk(schedule, seq, left)
-        return budget - left
-
-    def _admit(self, schedule: Schedule, budget: int) -> None:
-        while budget and self._waiting and len(self._running) < self.config.max_num_sequences:
-            seq = self._waiting[0]
-            if not self._allocate_all(seq):
-                return  # nobody overtakes the head of the queue
-            self._waiting.popleft()
-            self._running.append(seq)
-            seq.status = SequenceStatus.RUNNING
-            schedule.admitted.append(seq)
-            budget -= self._schedule_chunk(schedule, seq, budget)
-
-    def _schedule_chunk(self, schedule: Schedule, seq: Sequence, budget: int) -> int:
-        chunk = min(budget, seq.num_tokens - seq.num_computed_tokens)
-        schedule.prefills.append((seq, chunk))
+    def _take_turn(
+        self, schedule: Schedule, name: str, prefills: deque[Sequence], most: int
+    ) -> int:
+        """Let a tenant compute up to `most` tokens: of its prefills under way, oldest first, then
+        of the next one waiting. Returns how many, 0 where there is nothing it could do."""
+        while prefills and prefills[0].status is not SequenceStatus.RUNNING:
+            prefills.popleft()  # it lost its place to another tenant in this step
+        if not prefills:
+            seq = self._admit_head(self._residents.tenants.named(name), schedule)
+            if seq is None:
+                return 0
+            if seq in schedule.decodes[-1:]:
+                return 1
+            prefills.append(seq)
+        seq = prefills[0]
+        num_left = seq.num_tokens - seq.num_computed_tokens - self._chunks.get(seq.seq_id, 0)
+        chunk = min(most, num_left)
+        self._chunks[seq.seq_id] = self._chunks.get(seq.seq_id, 0) + chunk
+        if chunk == num_left:
+            prefills.popleft()
         return chunk
 
-    def _allocate_all(self, seq: Sequence) -> bool:
-        """Blocks for every known token at once, so that a prefill never stops half-way; False and
-        no change unless one more stays free for each running sequence to grow into."""
-        block_table, num_cached_tokens = self._acquire_prefix(seq)
-        num_new_blocks = self._blocks.blocks_for(seq.num_tokens) - len(block_table)
-        if self._blocks.num_free_blocks - num_new_blocks < len(self._running):
-            self._blocks.release(block_table)
-            return False
-        self._blocks.ensure_capacity(block_table, seq.num_tokens)
-        seq.block_table = block_table
-        seq.num_computed_tokens = num_cached_tokens
-        if seq.num_preemptions == 0:  # a recomputed sequence mostly finds itself
-            seq.num_cached_tokens = num_cached_tokens
-            self.num_prefix_cache_queries += seq.num_tokens
-            self.num_prefix_cache_hits += num_cached_tokens
-        return True
+    def _admit_head(self, tenant: Tenant, schedule: Schedule) -> Sequence | None:
+        """Run the head of a tenant's queue, where it may have a place and blocks. One that was
+        paused goes on where it was, and is then the last of the decodes."""
+        has_lost = any(seq.tenant == tenant.name for seq in schedule.preempted)
+        if has_lost or not (self._may_admit and tenant.waiting):
+            return None
+        if not self._residents.has_place(tenant):
+            return None
+        seq = tenant.waiting[0]
+        was_paused = bool(seq.block_table)
+        if not self._residents.allocate(tenant):
+            # Others may overtake it, until it is the oldest of all.
+            self._may_admit = not self._residents.is_oldest(seq)
+            return None
+        self._residents.admit(tenant)
+        if not was_paused:
+            schedule.admitted.append(seq)
+        elif not _is_prefill(seq):
+            schedule.decodes.append(seq)
+        return seq
 
-    def _acquire_prefix(self, seq: Sequence) -> tuple[list[int], int]:
-        if seq.params.prompt_logprobs is not None:
-            return [], 0  # a cached prefix has no logits
-        return self._blocks.acquire_prefix(seq.token_ids, seq.partition, self._hashes_of(seq))
+    def _leave_out_lost(self, schedule: Schedule) -> None:
+        """What was planned for sequences that lost their place to another tenant's is off."""
+        schedule.prefills = [
+            (seq, self._chunks[seq.seq_id])
+            for seq in self._residents.running
+            if seq.seq_id in self._chunks
+        ]
+        if schedule.preempted:
+            schedule.decodes = [seq for seq in schedule.decodes if _is_running(seq)]
+            schedule.admitted = [seq for seq in schedule.admitted if _is_running(seq)]
 
-    def _hashes_of(self, seq: Sequence) -> list[bytes]:
-        """The block hashes of the queue's head, kept while it waits for memory."""
-        memo = self._head_hashes
-        if memo is None or memo[:2] != (seq.seq_id, seq.num_tokens):
-            hashes = self._blocks.hash_blocks(seq.token_ids, seq.partition)
-            memo = self._head_hashes = (seq.seq_id, seq.num_tokens, hashes)
-        return memo[2]
+
+def _is_running(seq: Sequence) -> bool:
+    return seq.status is SequenceStatus.RUNNING
 
 
 def _is_prefill(seq: Sequence) -> bool:

@@ -20,6 +20,7 @@ def make_sequence(
     max_model_len: int = 1000,
     partition: str = "",
     prompt_logprobs: int | None = None,
+    tenant: str | None = None,
 ) -> Sequence:
     """A sequence; a number as the prompt means so many tokens that no other sequence has."""
     seq_id = next(_ids)
@@ -36,6 +37,7 @@ def make_sequence(
         eos_token_ids=frozenset(),
         max_model_len=max_model_len,
         partition=partition,
+        traffic_class=tenant,
     )
 
 
@@ -46,12 +48,14 @@ def make_scheduler(
     budget: int = 64,
     max_queue: int = 100,
     max_model_len: int = 1000,
+    max_num_sequences_per_tenant: int | None = None,
 ) -> tuple[Scheduler, BlockManager]:
     manager = BlockManager(num_blocks, block_size, True)
     config = SchedulerConfig(
         max_num_sequences=max_num_sequences,
         max_num_batched_tokens=budget,
         max_queue=max_queue,
+        max_num_sequences_per_tenant=max_num_sequences_per_tenant,
         max_model_len=max_model_len,
     )
     return Scheduler(config, manager, max_model_len), manager

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.engine.scheduler import Schedule
 from tests.unit.engine.engine_harness import (
     OFF,
     TellingProposer,
@@ -171,7 +170,7 @@ def test_a_sequence_that_ends_as_its_prefill_is_made_up_for_is_forgotten(tiny_ll
     sequence = engine.add_request(request(PROMPT, speculation=fixed(0), **params))
     while sequence.num_output_tokens < 3:
         engine.step()
-    engine.scheduler._preempt_latest(Schedule())
+    engine.scheduler._residents._preempt(sequence)
     outputs = engine.step()
     assert outputs[-1].finish_reason == "length"
     assert sequence.num_preemptions == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.engine.scheduler import Schedule
 from specdec.errors import InvalidRequestError, OverloadedError
 from specdec.sequence import SequenceStatus
 from tests.unit.engine.scheduling import decoding, make_scheduler, make_sequence, run_step, verify
@@ -236,7 +235,7 @@ def test_abort_frees_everything_at_any_time(when):
         while seq.num_output_tokens == 0:
             run_step(scheduler)
     if when == "preempted":
-        scheduler._preempt_latest(Schedule())
+        scheduler._residents._preempt(seq)
     if when == "during a step":
         scheduler.schedule()
     assert scheduler.abort(seq.seq_id) is seq

@@ -50,9 +50,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 10),
         partition=st.sampled_from(["", "tenant"]),
         prompt_logprobs=st.sampled_from([None, None, 0]),
+        tenant=st.sampled_from([None, "a", "b"]),
     )
-    def add(self, prompt, max_tokens, partition, prompt_logprobs):
-        seq = make_sequence(prompt, max_tokens, 1000, partition, prompt_logprobs)
+    def add(self, prompt, max_tokens, partition, prompt_logprobs, tenant):
+        seq = make_sequence(prompt, max_tokens, 1000, partition, prompt_logprobs, tenant)
         try:
             self.scheduler.add(seq)
         except InvalidRequestError:
@@ -69,48 +70,75 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert seq.block_table == []
 
     @precondition(lambda self: self.alive)
+    @rule(data=st.data(), paused=st.booleans())
+    def pause_or_resume(self, data, paused):
+        seq = self.alive[data.draw(st.integers(0, len(self.alive) - 1))]
+        held = list(seq.block_table)
+        (self.scheduler.pause if paused else self.scheduler.resume)(seq)
+        assert (seq in self.scheduler.paused) == paused
+        assert seq.block_table == held
+
+    @precondition(lambda self: self.alive)
     @rule(seed=st.integers(0, 2**16), reserved=st.integers(0, 12))
     def step(self, seed, reserved):
         self.run_step(reserved, random.Random(seed).randint)
 
     def run_step(self, reserved: int, choose: Callable[[int, int], int]) -> None:
-        before = self.scheduler.running
+        before, paused = self.scheduler.running, self.scheduler.paused
         oldest = self.alive[0]
         schedule = self.scheduler.schedule(reserved)
         for seq in schedule.out_of_memory:
             assert self.blocks(seq.num_tokens) > self.manager.num_blocks
             self.alive.remove(seq)
         self.check_preemption(schedule, before, oldest)
-        self.check_schedule(schedule, reserved)
+        assert self.scheduler.paused == paused
+        self.check_schedule(schedule, reserved, before)
         num_draft_tokens = sum(self.decode(seq, schedule, choose) for seq in schedule.decodes)
         assert schedule.num_tokens + num_draft_tokens <= self.budget
         for seq, chunk in schedule.prefills:
             self.prefill(seq, chunk, choose(0, 1))
 
     def check_preemption(self, schedule, before, oldest) -> None:
-        kept = len(before) - len(schedule.preempted) - len(schedule.out_of_memory)
-        assert schedule.preempted == list(before[kept:])[::-1][: len(schedule.preempted)]
-        assert oldest not in schedule.preempted
-        assert not (schedule.preempted and schedule.admitted)
+        """The latest of a tenant, never the oldest of all that runs, and nobody comes straight
+        back; beside an admission, only for another tenant's share."""
+        assert not (oldest in before and oldest in schedule.preempted)
+        assert not set(map(id, schedule.preempted)) & set(map(id, schedule.sequences))
         for seq in schedule.preempted:
             assert (seq.block_table, seq.num_computed_tokens) == ([], 0)
+            assert seq in self.scheduler.waiting
+            for other in schedule.sequences:
+                assert other.tenant != seq.tenant or other.seq_id < seq.seq_id
 
-    def check_schedule(self, schedule, reserved) -> None:
+    def check_schedule(self, schedule, reserved, before) -> None:
         running = self.scheduler.running
         assert len(running) <= self.cap
-        old = [s for s in running if s not in schedule.admitted]
+        old = [s for s in running if s in before]
         decodes = [s for s in old if s.num_output_tokens and s.is_decoding]
-        assert schedule.decodes == decodes
-        prefilling = [s for s in running if s not in decodes]
+        assert schedule.decodes[: len(decodes)] == decodes
+        for seq in schedule.decodes[len(decodes) :]:  # paused before
+            assert seq not in before
+            assert seq.num_output_tokens
+            assert seq.is_decoding
+        assert all(s not in before for s in schedule.admitted)
+        prefilling = [s for s in running if s not in schedule.decodes]
         scheduled = [s for s, _ in schedule.prefills]
-        assert scheduled == prefilling[: len(scheduled)]
-        for seq, chunk in schedule.prefills[:-1]:
-            assert chunk == seq.num_tokens - seq.num_computed_tokens
+        for tenant in {s.tenant for s in prefilling}:  # in order of arrival, one after the other
+            mine = [s for s in prefilling if s.tenant == tenant]
+            chunks = {id(s): chunk for s, chunk in schedule.prefills if s.tenant == tenant}
+            assert [s for s in scheduled if s.tenant == tenant] == mine[: len(chunks)]
+            for seq in mine[: len(chunks) - 1]:
+                assert chunks[id(seq)] == seq.num_tokens - seq.num_computed_tokens
         assert all(chunk > 0 for _, chunk in schedule.prefills)
         assert bool(prefilling) == bool(scheduled)
-        spent_all = schedule.num_prefill_tokens >= self.budget - len(decodes) - reserved
-        waiting = self.scheduler.waiting
-        if waiting and len(running) < self.cap and not schedule.preempted and not spent_all:
+        self.check_work_conserved(schedule, reserved)
+
+    def check_work_conserved(self, schedule, reserved) -> None:
+        """Who alone waits and finds a place and memory is not left waiting."""
+        waiting, running = self.scheduler.waiting, self.scheduler.running
+        spent_all = schedule.num_tokens >= self.budget - reserved
+        is_one = len({s.tenant for s in (*waiting, *running)}) == 1
+        has_place = len(running) < self.cap and not schedule.preempted
+        if waiting and is_one and has_place and not spent_all:
             # A cached prefix can only lower what the head needs.
             assert self.num_free() - self.blocks(waiting[0].num_tokens) < len(running)
 
@@ -162,7 +190,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def arrival_order_holds(self):
-        assert [*self.scheduler.running, *self.scheduler.waiting] == self.alive
+        """Of each tenant; and with one only, all that run came before all that wait."""
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        everybody = (*running, *waiting, *self.scheduler.paused)
+        assert sorted(everybody, key=lambda s: s.seq_id) == self.alive
+        assert self.scheduler.num_waiting == len(waiting)
+        assert list(running) == sorted(running, key=lambda s: s.seq_id)
+        for tenant in {s.tenant for s in waiting}:
+            mine = [s.seq_id for s in waiting if s.tenant == tenant]
+            assert mine == sorted(mine)
 
     @invariant()
     def every_computed_token_is_intact(self):
@@ -175,6 +211,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Whatever came before, all sequences end, each in bounded time once it is the oldest."""
         if not hasattr(self, "alive"):
             return
+        for seq in self.alive:
+            self.scheduler.resume(seq)
         bound = sum(seq.num_prompt_tokens + 2 * seq.params.max_tokens for seq in self.alive)
         for _ in range(bound):
             if self.alive:
