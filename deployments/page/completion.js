@@ -1,6 +1,7 @@
 /** One streamed generation: the request that a form asks for, and what comes back. */
 
 import { events } from "./events.js";
+import { authorization } from "./keys.js";
 
 /** An error that the service told: `field` is the request field that it is about, or null. */
 export class ServiceError extends Error {
@@ -58,8 +59,7 @@ export function isReproducible({ temperature, seed }) {
  * Throws ServiceError for what the service refuses or breaks off, TypeError where it is away.
  */
 export async function* stream({ path, body }, apiKey, signal) {
-  const headers = { "content-type": "application/json" };
-  if (apiKey) headers.authorization = `Bearer ${apiKey}`;
+  const headers = { "content-type": "application/json", ...authorization(apiKey) };
   const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
   if (!response.ok) throw await refusal(response);
   for await (const event of events(response.body)) {

@@ -2,10 +2,11 @@
 
 import { byId, setText } from "./dom.js";
 import { History } from "./history.js";
+import { keepKey } from "./keys.js";
 import { latestPoint, LiveView } from "./live.js";
 import { Playground } from "./playground.js";
-import { poll } from "./poll.js";
-import { silent, verdict } from "./verdict.js";
+import { KeyWanted, poll } from "./poll.js";
+import { keyWanted, silent, verdict } from "./verdict.js";
 
 const LONGEST_WINDOW_S = 900;
 
@@ -39,6 +40,7 @@ function onReading(reading) {
   setText(byId("version"), `specdec ${reading.version}`);
   playground.offerDrafters(reading.drafters.map(({ name }) => name));
   document.body.classList.remove("silent");
+  byId("operator").hidden = true;
   draw();
 }
 
@@ -49,8 +51,13 @@ function keepPoint(reading) {
   while (points[0].time_s < reading.time_s - LONGEST_WINDOW_S) points.shift();
 }
 
-function onSilence() {
+function onSilence(error) {
   document.body.classList.add("silent");
+  if (error instanceof KeyWanted) {
+    byId("operator").hidden = false;
+    say(keyWanted(error.status));
+    return;
+  }
   say(silent(heardAt === null ? null : (performance.now() - heardAt) / 1000));
 }
 
@@ -63,6 +70,10 @@ function showView() {
   }
 }
 
+byId("operator").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepKey(byId("operator-key").value);
+});
 byId("window").addEventListener("change", draw);
 addEventListener("hashchange", () => {
   showView();

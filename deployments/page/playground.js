@@ -5,6 +5,7 @@ import { compare } from "./comparison.js";
 import { isReproducible, requestOf, ServiceError, stream } from "./completion.js";
 import { byId, element, setText } from "./dom.js";
 import { times } from "./format.js";
+import { keptKey } from "./keys.js";
 import { Run } from "./run.js";
 
 const TEXTS = ["endpoint", "prompt", "max_tokens", "temperature", "seed"];
@@ -85,7 +86,7 @@ export class Playground {
   async #run(values, onTokens = () => {}) {
     const run = new Run(performance.now());
     onTokens(run, []);
-    const key = this.form.elements.api_key.value;
+    const key = this.form.elements.api_key.value || keptKey();
     for await (const chunk of stream(requestOf(values), key, this.#abort.signal)) {
       onTokens(run, run.add(chunk, performance.now()));
     }

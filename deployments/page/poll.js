@@ -1,7 +1,17 @@
 /** Asks /live again and again; one question at a time. */
 
+import { authorization, keptKey } from "./keys.js";
+
 export const PERIOD_MS = 1000;
 const PATIENCE_MS = 8000;
+
+/** The gateway answers, and wants the key of an operator: `status` 401, or 403 for another key. */
+export class KeyWanted extends Error {
+  constructor(status) {
+    super(`HTTP ${status}`);
+    this.status = status;
+  }
+}
 
 /**
  * Call `onReading(reading)` or `onSilence(error)` once a period, for as long as the page lives.
@@ -24,8 +34,10 @@ export async function poll(onReading, onSilence) {
 async function ask() {
   const response = await fetch("live", {
     cache: "no-store",
+    headers: authorization(keptKey()),
     signal: AbortSignal.timeout(PATIENCE_MS),
   });
+  if (response.status === 401 || response.status === 403) throw new KeyWanted(response.status);
   if (!response.ok) throw new Error(`HTTP ${response.status}`);
   return response.json();
 }

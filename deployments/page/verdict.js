@@ -38,6 +38,12 @@ export function silent(secondsSince) {
   return { tone: "bad", head: "The gateway does not answer", detail: `${detail} Asking again every second.` };
 }
 
+/** The same for one that wants another key, by the status that it answers with. */
+export function keyWanted(status) {
+  const head = status === 403 ? "This key is no operator's" : "The live view needs the key of an operator";
+  return { tone: "quiet", head, detail: "It tells of all tenants. The playground takes any key." };
+}
+
 /**
  * {tone, head, detail, figure?} from the readings at both ends of the window.
  *

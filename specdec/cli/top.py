@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from specdec.cli.console import output, print_json
-from specdec.cli.options import AsJson
+from specdec.cli.options import API_KEY_VARIABLE, AsJson
 from specdec.cli.top_rates import History, Reading
 from specdec.cli.top_source import Poller, fetch
 from specdec.cli.top_view import frame
@@ -36,12 +36,15 @@ EXAMPLES = """Examples:
 
     specdec top --json
 
-It reads GET /live of the gateway, which needs no key and asks all target replicas. Rates and times
-are over the last ten seconds. q or Ctrl-C quits.
+It reads GET /live of the gateway, which asks all target replicas; where the gateway has API keys,
+it takes an operator's. Rates and times are over the last ten seconds. q or Ctrl-C quits.
 
 Exit status: 0 done, 1 failed, 2 bad input or no specdec gateway, 3 no answer at the start."""
 
 Url = Annotated[str, typer.Option(help="The gateway's HTTP address.")]
+OperatorKey = Annotated[
+    str | None, typer.Option("--api-key", envvar=API_KEY_VARIABLE, help="An operator's API key.")
+]
 Interval = Annotated[
     float,
     typer.Option(
@@ -57,6 +60,7 @@ Once = Annotated[
 
 def top(
     url: Url = "http://localhost:8000",
+    api_key: OperatorKey = None,
     interval_s: Interval = 1.0,
     once: Once = False,
     as_json: AsJson = False,
@@ -69,10 +73,10 @@ def top(
             field="interval",
         )
     history = History()
-    history.add(fetch(url))
+    history.add(fetch(url, api_key))
     console = output()
     if as_json or once or not console.is_terminal:
-        _wait_for_rates(url, history, interval_s)
+        _wait_for_rates(url, api_key, history, interval_s)
         if as_json:
             rates = history.rates()
             reading = history.readings[-1]
@@ -80,21 +84,23 @@ def top(
         else:
             console.print(frame(url, history, None))
         return
-    _watch(url, interval_s, history, console)
+    _watch(url, api_key, interval_s, history, console)
 
 
-def _wait_for_rates(url: str, history: History, interval_s: float) -> None:
+def _wait_for_rates(url: str, api_key: str | None, history: History, interval_s: float) -> None:
     """A second reading. A busy gateway may give the first again once: it shares them."""
     for _ in range(3):
         time.sleep(interval_s)
-        history.add(fetch(url))
+        history.add(fetch(url, api_key))
         if history.rates() is not None:
             return
 
 
-def _watch(url: str, interval_s: float, history: History, console: Console) -> None:
+def _watch(
+    url: str, api_key: str | None, interval_s: float, history: History, console: Console
+) -> None:
     """Until q or Ctrl-C; whoever restarts the gateway meanwhile is waited for."""
-    poller = Poller(url, interval_s)
+    poller = Poller(url, api_key, interval_s)
     with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
         poller.start()
         try:

@@ -13,10 +13,17 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from specdec.cli.top_rates import LATENCIES, Reading
-from specdec.errors import InvalidRequestError, SpecdecError, UnavailableError
+from specdec.errors import (
+    ForbiddenError,
+    InvalidRequestError,
+    SpecdecError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 
 TIMEOUT_S = 5.0
 MAX_BYTES = 16 * 2**20
+KEY_ERRORS: dict[int, type[SpecdecError]] = {401: UnauthenticatedError, 403: ForbiddenError}
 TOTALS = (
     *("requests", "prompt_tokens", "generation_tokens", "steps", "drafts", "draft_tokens"),
     *("accepted_tokens", "baseline_s", "speculating_s", "accepted_per_position", "steps_by_k"),
@@ -44,18 +51,27 @@ def live_url(url: str) -> str:
     return f"{url.rstrip('/')}/live"
 
 
-def fetch(url: str, timeout_s: float = TIMEOUT_S) -> Reading:
+def fetch(url: str, api_key: str | None = None, timeout_s: float = TIMEOUT_S) -> Reading:
     """One reading of the gateway at `url`.
 
     Raises UnavailableError where nobody answers, or a gateway that is not ready;
+    UnauthenticatedError or ForbiddenError where it wants an operator's key;
     InvalidRequestError where the one who answers is no specdec gateway.
     """
     address = live_url(url)
+    request = Request(address, headers={"accept": "application/json"})
+    if api_key is not None:
+        # Not to where a redirect leads.
+        request.add_unredirected_header("authorization", f"Bearer {_header_value(api_key)}")
     try:
-        request = Request(address, headers={"accept": "application/json"})
         with urlopen(request, timeout=timeout_s) as response:
             value = json.loads(_whole(response, time.monotonic() + timeout_s))
     except HTTPError as error:
+        if error.code in KEY_ERRORS:
+            raise KEY_ERRORS[error.code](
+                f"{address} answers {error.code}: give the key of an operator, by --api-key or "
+                "SPECDEC_API_KEY"
+            ) from None
         if error.code >= 500:
             raise UnavailableError(f"{address} answers {error.code} {error.reason}") from None
         raise _no_gateway(url, f"it answers {error.code} {error.reason}") from None
@@ -65,6 +81,12 @@ def fetch(url: str, timeout_s: float = TIMEOUT_S) -> Reading:
     except ValueError:  # no JSON, or no text
         raise _no_gateway(url, "it does not answer with JSON") from None
     return _checked(value, url)
+
+
+def _header_value(api_key: str) -> str:
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise InvalidRequestError("api_key: must be printable ASCII characters", field="api_key")
+    return api_key
 
 
 def _whole(response: HTTPResponse, deadline_s: float) -> bytes:
@@ -107,8 +129,9 @@ class Silence:
 class Poller:
     """A thread that puts every reading into `readings`, and goes on while nobody answers."""
 
-    def __init__(self, url: str, interval_s: float) -> None:
+    def __init__(self, url: str, api_key: str | None, interval_s: float) -> None:
         self._url = url
+        self._api_key = api_key
         self._interval_s = interval_s
         self.readings: SimpleQueue[Reading] = SimpleQueue()
         self._stop = threading.Event()
@@ -125,7 +148,7 @@ class Poller:
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
             try:
-                reading = fetch(self._url)
+                reading = fetch(self._url, self._api_key)
             except SpecdecError as error:
                 since_s = self.silence.since_s if self.silence is not None else time.time()
                 self.silence = Silence(since_s, error.message)

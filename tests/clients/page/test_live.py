@@ -120,6 +120,29 @@ def test_a_silent_gateway_is_told_and_asked_again(visit):
     expect(head).not_to_have_text("The gateway does not answer")
 
 
+def test_an_operators_key_is_asked_for_and_kept_for_the_tab(visit):
+    opened = visit()
+    opened.wait_for_numbers()
+
+    def refuse(route):
+        if route.request.headers.get("authorization") == "Bearer operators":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"error": {"message": "a key is required"}})
+
+    opened.page.route("**/live", refuse)
+    head = opened.page.locator("#verdict-head")
+    expect(head).to_have_text("The live view needs the key of an operator")
+    key = opened.page.get_by_label("Operator's key")
+    key.fill("operators")
+    key.press("Enter")
+    expect(key).to_be_hidden()
+    expect(head).not_to_have_text("The live view needs the key of an operator")
+    opened.page.reload()
+    opened.wait_for_numbers()
+    expect(key).to_be_hidden()
+
+
 def test_the_keyboard_reaches_everything(visit):
     opened = visit()
     opened.wait_for_numbers()

@@ -41,6 +41,8 @@ class Gateway(ThreadingHTTPServer):
         self.num_asked = num_asked
         self.answer: tuple[int, bytes] | None = None
         self.drips = False
+        self.location: str | None = None
+        self.authorizations: list[str | None] = []
 
     @property
     def url(self) -> str:
@@ -62,7 +64,10 @@ class Handler(BaseHTTPRequestHandler):
         status, body = (404, b"") if self.path != "/live" else (200, self.server.reading())
         if self.server.answer is not None:
             status, body = self.server.answer
-        self.send_response(status)
+        self.server.authorizations.append(self.headers.get("authorization"))
+        self.send_response(status if self.server.location is None else 302)
+        if self.server.location is not None:
+            self.send_header("location", self.server.location)
         self.end_headers()
         with suppress(OSError):  # whoever asked has gone
             for _ in range(200 if self.server.drips else 0):
@@ -157,6 +162,30 @@ def test_an_answer_that_never_ends_is_given_up(server):
     server.drips = True
     with pytest.raises(UnavailableError, match="takes too long"):
         fetch(server.url, timeout_s=0.5)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_gateway_that_wants_a_key_is_told_apart_from_none(specdec, server, status):
+    server.answer = (status, b"{}")
+    result = specdec("top", "--url", server.url, "--once", code=2)
+    assert f"answers {status}: give the key of an operator, by --api-key" in result.stderr
+
+
+def test_a_key_goes_with_the_question(specdec, server, monkeypatch):
+    specdec("top", "--url", server.url, "--once", "--api-key", "secret")
+    assert server.authorizations[-1] == "Bearer secret"
+    monkeypatch.setenv("SPECDEC_API_KEY", "of-the-environment")
+    specdec("top", "--url", server.url, "--once")
+    assert server.authorizations[-1] == "Bearer of-the-environment"
+    assert "api_key" in specdec("top", "--url", server.url, "--api-key", "a\nb", code=2).stderr
+
+
+def test_a_key_does_not_follow_a_redirect(specdec, server):
+    with gateway() as other:
+        server.location = f"{other.url}/live"
+        specdec("top", "--url", server.url, "--once", "--api-key", "secret")
+        assert server.authorizations[-1] == "Bearer secret"
+        assert set(other.authorizations) == {None}
 
 
 def test_nobody_there(specdec):
