@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 import ray
@@ -37,6 +37,7 @@ SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "request_router_config": RequestRouterConfig,
     "gang_scheduling_config": GangSchedulingConfig,
 }
+Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 NAMESPACE = "serve"
 # Serve takes gRPC messages of 2 GiB unless its processes are told otherwise, and parses them before
 # anybody sees the key. A response with log-probabilities of a long prompt must fit as well.
@@ -84,25 +85,30 @@ def check_config(config: Mapping[str, Any]) -> ServeDeploySchema:
     Serve ignores keys that it does not know; a misspelt one is refused here. Raises ConfigError,
     naming the key.
     """
-    try:
-        schema = ServeDeploySchema.model_validate(config)
-        _refuse_unknown_keys(config, schema.model_dump(exclude_unset=True), "")
-        for application in schema.applications:
-            if application.import_path == IMPORT_PATH:
-                AppSettings.model_validate(application.args)
-            if application.autoscaling_policy:
-                _check_section(
-                    application.autoscaling_policy,
-                    AutoscalingPolicy,
-                    f"{application.name}.autoscaling_policy",
-                )
-            for deployment in application.deployments:
-                _check_sections(deployment)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"config: {field}: {first['msg']}", field=field) from None
+    schema = _validated(ServeDeploySchema, config, "")
+    _refuse_unknown_keys(config, schema.model_dump(exclude_unset=True), "")
+    for number, application in enumerate(schema.applications):
+        path = f"applications.{number}"
+        if application.import_path == IMPORT_PATH:
+            _validated(AppSettings, application.args, f"{path}.args")
+        if application.autoscaling_policy:
+            _check_section(
+                application.autoscaling_policy, AutoscalingPolicy, f"{path}.autoscaling_policy"
+            )
+        for index, deployment in enumerate(application.deployments):
+            _check_sections(deployment, f"{path}.deployments.{index}")
     return schema
+
+
+def _validated(kind: type[Schema], given: Any, path: str) -> Schema:
+    """Raises ConfigError for the first fault, with where it is in the config."""
+    try:
+        return kind.model_validate(given)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(filter(None, (path, *map(str, first["loc"]))))
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"config: {field}: {message}", field=field) from None
 
 
 def _check_api_keys(schema: ServeDeploySchema) -> None:
@@ -124,15 +130,15 @@ def _refuse_unknown_keys(given: Any, understood: Any, path: str) -> None:
             _refuse_unknown_keys(item, kept, f"{path}.{index}")
 
 
-def _check_sections(deployment: DeploymentSchema) -> None:
+def _check_sections(deployment: DeploymentSchema, path: str) -> None:
     for name, kind in SECTIONS.items():
         given = getattr(deployment, name)
         if isinstance(given, Mapping) and given:
-            _check_section(given, kind, f"{deployment.name}.{name}")
+            _check_section(given, kind, f"{path}.{name}")
 
 
 def _check_section(given: Mapping[str, Any], kind: type[pydantic.BaseModel], path: str) -> None:
-    understood = kind.model_validate(given).model_dump(exclude_unset=True)
+    understood = _validated(kind, given, path).model_dump(exclude_unset=True)
     _refuse_unknown_keys(given, understood, path)
 
 

@@ -7,7 +7,8 @@ command line itself knows nothing of Ray.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +33,7 @@ from specdec.cli.options import (
 )
 from specdec.client import Client
 from specdec.errors import ConfigError, SpecdecError
+from specdec.yaml_files import line_of, parse_yaml, read_yaml
 
 EXAMPLES = """Examples:
 
@@ -150,11 +152,12 @@ def serve(
             max_model_len=max_model_len,
             model_name=model_name,
         )
-    apply_network(settings, host, http_port, grpc_port)
-    if print_config:
-        typer.echo(yaml.safe_dump(settings, sort_keys=False), nl=False)
-    else:
-        _launch(settings, ray_address, ready_timeout_s)
+    with _located(config):
+        apply_network(settings, host, http_port, grpc_port)
+        if print_config:
+            typer.echo(yaml.safe_dump(settings, sort_keys=False), nl=False)
+        else:
+            _launch(settings, ray_address, ready_timeout_s)
 
 
 def _refuse_unused_flags(context: typer.Context) -> None:
@@ -184,19 +187,33 @@ def _model(
 
 def read_config(path: Path | None) -> dict[str, Any]:
     """A Serve config as plain data; without a path, the demo's. The launcher checks its content."""
-    try:
-        if path is None:
-            text = resources.files(DEMO_CONFIG[0]).joinpath(DEMO_CONFIG[1]).read_text("utf-8")
-        else:
-            text = path.read_text("utf-8")
-        settings = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ModuleNotFoundError) as error:
-        raise ConfigError(
-            f"cannot read {path or DEMO_CONFIG[1]}: {error}", field="config"
-        ) from None
+    settings = read_yaml(path, "config") if path is not None else _demo_config()
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: must hold a mapping, as `serve deploy` takes", field="config")
     return settings
+
+
+def _demo_config() -> Any:
+    package, name = DEMO_CONFIG
+    try:
+        text = resources.files(package).joinpath(name).read_text("utf-8")
+    except (OSError, ModuleNotFoundError) as error:
+        raise ConfigError(f"cannot read {name}: {error}", field="config") from None
+    return parse_yaml(text, name, "config")
+
+
+@contextmanager
+def _located(path: Path | None) -> Iterator[None]:
+    """What is wrong with the content of a file gets the line that it is wrong in."""
+    try:
+        yield
+    except ConfigError as error:
+        if path is None or error.field is None:
+            raise
+        line = line_of(path.read_text("utf-8-sig"), tuple(error.field.split(".")))
+        if line is None:
+            raise
+        raise ConfigError(f"{path}, line {line}: {error.message}", field=error.field) from None
 
 
 def serve_config(
@@ -246,12 +263,21 @@ def apply_network(
     settings: dict[str, Any], host: str | None, http_port: int | None, grpc_port: int | None
 ) -> None:
     """Flags win over the file; what neither says is localhost, 8000 and 9000."""
-    http = settings.setdefault("http_options", {})
-    grpc = settings.setdefault("grpc_options", {})
+    http, grpc = _section(settings, "http_options"), _section(settings, "grpc_options")
     http["host"] = host or http.get("host", "127.0.0.1")
     http["port"] = http_port or http.get("port", 8000)
     grpc["port"] = grpc_port or grpc.get("port", 9000)
     grpc.setdefault("grpc_servicer_functions", [SERVICER])
+
+
+def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """A mapping of the config, which is there from now on."""
+    section = settings.get(name)
+    if section is None:
+        section = settings[name] = {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"config: {name}: must be a mapping", field=name)
+    return section
 
 
 def _has_gpu() -> bool:

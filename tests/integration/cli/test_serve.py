@@ -90,13 +90,92 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(specdec, launched, t
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("applications: [", "cannot read"), ("- 1\n", "must hold a mapping")]
+    ("content", "message"),
+    [
+        ("applications: [", ", line 1, column 16: expected"),
+        ("applications:\n  - a: b: c\n", ", line 2, column 9: mapping values are not allowed"),
+        ("a: 1\nb: 2\na: 3\n", ", line 3, column 1: a stands there twice"),
+        ("a: 2026-99-99", ", line 1, column 4: month must be in 1..12"),
+        ("a: !!python/object:os.system {}", ", line 1, column 4: could not determine"),
+        ("a: &x [*x]", "values"),
+        ("a: \x01", ", line 1: holds a character"),
+        (b"a: 1\nb: \xff\n", "line 2 is no UTF-8 text"),
+        ("[" * 5000, "nested too deeply"),
+        ("- 1\n", "must hold a mapping"),
+        ("", "must hold a mapping"),
+        ("\nhttp_options: 3\n", ", line 2: config: http_options: must be a mapping"),
+        ("grpc_options: [a]\n", ", line 1: config: grpc_options: must be a mapping"),
+    ],
 )
 def test_unreadable_config_file_is_exit_status_2(specdec, launched, tmp_path, content, message):
     path = tmp_path / "config.yaml"
-    path.write_text(content)
-    assert message in specdec("serve", "--config", path, code=2).stderr
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    told = specdec("serve", "--config", path, code=2).stderr
+    assert message in told
+    assert str(path) in told
+    assert told.count("\n") == 1
     assert launched == []
+
+
+@pytest.mark.parametrize("path", ["/nowhere/config.yaml", "/dev/zero", "/"])
+def test_a_config_file_that_is_none_is_named(specdec, launched, path):
+    told = specdec("serve", "--config", path, code=2).stderr
+    assert f"cannot read {path}" in told
+    assert told.count("\n") == 1
+
+
+CONFIG = """\
+http_options: {port: 8000}
+applications:
+  - name: a
+    import_path: deployments.app:build
+    args:
+      target:
+        target:
+          model: smollm2
+          dtype: float32
+        speculation: {drafters: []}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line", "field"),
+    [
+        ("float32", "float9", 9, "applications.0.args.target.target.dtype"),
+        ("float32", "float32\n          dtypes: x", 10, "applications.0.args.target.target.dtypes"),
+        ("{port: 8000}", "{port: x}", 1, "http_options.port"),
+        ("{port: 8000}", "{prot: 1}", 1, "http_options.prot"),
+        ("applications:\n", "applications: [3]\nx:\n", 2, "applications.0"),
+        ("args:", "args: 3\n    argz:", 5, "applications.0.args"),
+        ("drafters: []", "drafters: [x]", 10, "applications.0.args.target.speculation.drafters.0"),
+        ("{drafters: []}", "3", 10, "applications.0.args.target.speculation"),
+    ],
+)
+def test_a_config_error_names_file_line_and_field(specdec, tmp_path, before, after, line, field):
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG.replace(before, after))
+    told = specdec("serve", "--config", path, code=2).stderr
+    assert f"{path}, line {line}: config: {field}: " in told
+    assert "Traceback" not in told
+    assert told.count("\n") == 1
+
+
+def test_a_key_in_the_config_is_refused_without_repeating_it(specdec, tmp_path):
+    path = tmp_path / "config.yaml"
+    keys = "      gateway: {api_keys: {sk-secret: search}}\n"
+    path.write_text(CONFIG + keys)
+    told = specdec("serve", "--config", path, code=2).stderr
+    assert f"{path}, line 11: config: applications.0.args.gateway: api_keys" in told
+    assert "sk-secret" not in told
+
+
+def test_a_file_of_keys_that_cannot_be_read_ends_the_start(specdec, tmp_path):
+    path = tmp_path / "config.yaml"
+    keys = "      gateway: {api_keys_file: /nowhere/keys.yaml}\n"
+    path.write_text(CONFIG + keys)
+    told = specdec("serve", "--config", path, code=2).stderr
+    assert "gateway.api_keys_file: cannot read /nowhere/keys.yaml" in told
+    assert told.count("\n") == 1
 
 
 CONFIGS = sorted(Path(configs.__path__[0]).glob("*.yaml"))
