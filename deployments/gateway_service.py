@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,10 @@ from specdec.params import SamplingParams, shown, validate_prompt
 logger = logging.getLogger(__name__)
 
 HEALTH_REUSE_S = 1.0
+# It stands in log lines among other fields: no space, no quote, nothing that ends a field or line.
 MAX_REQUEST_ID_CHARS = 128
+MAX_RESPONSE_ID_CHARS = MAX_REQUEST_ID_CHARS + 32
+REQUEST_ID = re.compile(rf"[A-Za-z0-9._:/@+=~-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 # More prompt tokens than these are checked in a thread, so that other streams go on: about 1 ms.
 MAX_CHECKED_AT_ONCE = 4096
 
@@ -91,10 +95,10 @@ class GatewayService:
 
     def check_request_id(self, given: str) -> None:
         """It goes into logs and responses as it is. Raises InvalidRequestError."""
-        if len(given) > MAX_REQUEST_ID_CHARS or not (given.isascii() and given.isprintable()):
+        if REQUEST_ID.fullmatch(given) is None:
             raise InvalidRequestError(
-                f"request_id: at most {MAX_REQUEST_ID_CHARS} printable ASCII characters, "
-                f"got {shown(given)}",
+                f"request_id: must be 1 to {MAX_REQUEST_ID_CHARS} letters, digits or characters of "
+                f"._:/@+=~-, got {shown(given)}",
                 field="request_id",
             )
 
@@ -226,9 +230,14 @@ class GatewayService:
 
         Raises RequestNotFoundError where nothing is known of it, or nothing any more.
         """
-        if not request_id:
-            raise InvalidRequestError("request_id: must not be empty", field="request_id")
-        self.check_request_id(request_id)
+        # A response's id is the request's behind a prefix, and a number where there are several.
+        self.check_request_id(request_id[:MAX_REQUEST_ID_CHARS])
+        if len(request_id) > MAX_RESPONSE_ID_CHARS:
+            raise InvalidRequestError(
+                f"request_id: must have at most {MAX_RESPONSE_ID_CHARS} characters, "
+                f"got {shown(request_id)}",
+                field="request_id",
+            )
         found = await self.target.explain(request_id, caller.tenant)
         check_found(request_id, found)
         return found

@@ -24,7 +24,6 @@ from deployments.grpc_errors import fail
 from deployments.request_records import Call
 from specdec.engine.request import GenerateRequest
 from specdec.errors import InvalidRequestError, SpecdecError
-from specdec.model.tokenizer import tokenizer_hash
 from specdec.rpc.convert_params import (
     params_from_wire,
     speculation_from_wire,
@@ -88,7 +87,7 @@ class GrpcHandlers:
             self._service.check_model(wire.model)
             limits = await self._service.description()
             prompter = self._service.prompter
-            digest = await asyncio.to_thread(tokenizer_hash, prompter.tokenizer)
+            digest = await asyncio.to_thread(prompter.tokenizer_hash)
             return pb.GetModelResponse(
                 model=self._service.model,
                 vocab_size=limits.vocab_size,
@@ -147,7 +146,8 @@ class GrpcHandlers:
     async def _request(self, wire: pb.GenerateRequest, caller: Caller) -> GenerateRequest:
         partition = partition_of(caller.tenant, wire.cache_salt)
         self._service.check_model(wire.model)
-        self._service.check_request_id(wire.request_id)
+        if wire.request_id:
+            self._service.check_request_id(wire.request_id)
         check_lengths(wire, await self._service.description())
         prompt = await self._prompt(wire)
         params = params_from_wire(wire.sampling, speculation_from_wire(wire.speculation))

@@ -6,10 +6,12 @@ of the target only to refuse early what the engine would refuse later.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec.errors import InvalidRequestError
+from specdec.model.tokenizer import tokenizer_hash
 from specdec.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 
 Prompt = str | list[int]
@@ -29,8 +31,17 @@ class Prompter:
         # A token's name in the vocabulary is never shorter than its text: byte-level names have a
         # character per byte, SentencePiece writes a space as one character.
         self.max_token_chars = max(len(token) for token in tokenizer.get_vocab())
+        self._hash: str | None = None
+        self._hashing = threading.Lock()
         # The first call sets the tokenizer's padding and truncation; threads must find them set.
         tokenizer.encode("")
+
+    def tokenizer_hash(self) -> str:
+        """As `model.tokenizer` has it. It takes half a second, once."""
+        with self._hashing:
+            if self._hash is None:
+                self._hash = tokenizer_hash(self.tokenizer)
+            return self._hash
 
     @property
     def has_chat_template(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
@@ -11,6 +12,7 @@ import grpc
 import pytest
 from fastapi import Request
 
+from deployments.api_keys import Caller
 from deployments.gateway import Gateway, http_app
 from deployments.gateway_service import GatewayService
 from deployments.grpc_handlers import GrpcHandlers
@@ -22,6 +24,7 @@ from specdec.errors import (
     ForbiddenError,
     InvalidRequestError,
     ModelNotFoundError,
+    RequestNotFoundError,
     SpecdecError,
     UnauthenticatedError,
 )
@@ -301,11 +304,14 @@ def test_bad_words_are_bounded(service, words):
     assert error.value.field == "bad_words"
 
 
-BAD_IDS = ["x" * 129, "two\nlines", "tab\t", "ü", "\x7f"]
+BAD_IDS = [
+    *("x" * 129, "two\nlines", "cr\r", "tab\t", "ü", "\x7f", "\u2028", "\x1b[2K", "x outcome=ok"),
+    *('"', "{}", "a,b", " "),
+]
 
 
 @pytest.mark.parametrize("given", BAD_IDS, ids=ascii)
-async def test_request_ids_are_short_printable_ascii(service, given):
+async def test_a_request_id_ends_no_field_and_no_line_of_a_log(service, given):
     for body, headers in (({"request_id": given}, {}), ({}, {"x-request-id": given})):
         with pytest.raises(InvalidRequestError) as error:
             await post(service, "completions", {"prompt": "a", **body}, **headers)
@@ -317,6 +323,35 @@ async def test_request_ids_are_short_printable_ascii(service, given):
 async def test_a_request_id_of_128_characters_is_kept(service):
     await post(service, "completions", {"prompt": "a", "request_id": "x" * 128})
     assert service.target.requests[0].request_id == "cmpl-" + "x" * 128
+
+
+async def test_the_tokenizer_is_hashed_once(service, monkeypatch):
+    digests = []
+
+    def counted(tokenizer):
+        digests.append(tokenizer)
+        return "digest"
+
+    monkeypatch.setattr("deployments.prompts.tokenizer_hash", counted)
+    limits = {"max_model_len": 8, "vocab_size": 9, "drafters": (), "max_num_speculative_tokens": 0}
+    monkeypatch.setattr(service, "_description", SimpleNamespace(**limits))
+    handlers = GrpcHandlers(service)
+    answers = [handlers.get_model(pb.GetModelRequest(), Context()) for _ in range(5)]
+    assert {answer.tokenizer_hash for answer in await asyncio.gather(*answers)} == {"digest"}
+    assert len(digests) == 1
+
+
+async def test_the_whole_id_of_a_response_can_be_asked_for(service, monkeypatch):
+    async def nothing(*_):
+        return []
+
+    service.target.explain = nothing
+    for given in ("cmpl-" + "x" * 128, "chatcmpl-" + "x" * 128 + "-127"):
+        with pytest.raises(RequestNotFoundError):
+            await service.explain(Caller("tenant"), given)
+    for given in ("x" * 161, "", "a b"):
+        with pytest.raises(InvalidRequestError):
+            await service.explain(Caller("tenant"), given)
 
 
 def completion(**fields) -> CompletionBody:
