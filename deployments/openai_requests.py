@@ -8,6 +8,7 @@ inside our own `speculation` object they are refused.
 from __future__ import annotations
 
 import re
+import sys
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -41,6 +42,7 @@ TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 # What no vocabulary exceeds.
 MAX_TOKEN_IDS = 2**19
 MAX_CONTENT_PARTS = 1024
+MAX_FLOAT = sys.float_info.max
 MAX_TOOLS = 128
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -92,18 +94,18 @@ def _no_prompt() -> PydanticCustomError:
     )
 
 
-def _bias(value: Any) -> Any:
+def _bias(value: Any) -> dict[str, float]:
     """The first wrong entry, not a list of them."""
     if not isinstance(value, dict):
         raise PydanticCustomError("bias", "must be an object: token id to number")
     for key, bias in value.items():
-        if type(bias) not in (int, float):
+        if type(bias) not in (int, float) or abs(bias) > MAX_FLOAT:
             raise PydanticCustomError(
                 "bias",
-                "of {key} must be a number, not {given}",
+                "of {key} must be a finite number, not {given}",
                 {"key": shown(key), "given": shown(bias)},
             )
-    return value
+    return {key: float(bias) for key, bias in value.items()}
 
 
 LogitBias = Annotated[

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from specdec.errors import InvalidRequestError
+from specdec.input_files import check_regular
 
 UNNAMED = "prompts"
 
@@ -60,6 +61,7 @@ def _some(prompts: Iterable[Prompt], path: Path) -> list[Prompt]:
 
 def _read(path: Path) -> str:
     try:
+        check_regular(path)
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
     except (OSError, ValueError, EOFError, zlib.error) as error:

@@ -8,18 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from specdec.errors import ConfigError
+from specdec.cli.prompts import read_prompts
+from specdec.errors import SpecdecError
 from specdec.input_files import bounded_lines, check_regular
 from specdec.simulation.hardware import read_machine
 from specdec.simulation.traces import load_traces
 from specdec.speculation.controller.acceptance_log import read_log
 from specdec.speculation.controller.profile import read_profiles
+from specdec.yaml_files import read_yaml
 
 READERS = {
     "acceptance log": read_log,
     "trace": lambda path: load_traces([path], ("draft",)),
     "profile": read_profiles,
     "machine": read_machine,
+    "prompts": read_prompts,
+    "config": lambda path: read_yaml(path, "config"),
 }
 
 
@@ -35,7 +39,7 @@ def endless(request, tmp_path) -> Path:
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_what_may_never_end_is_refused_by_name(read, endless):
-    with pytest.raises(ConfigError, match="not a regular file") as refused:
+    with pytest.raises(SpecdecError, match="not a regular file") as refused:
         read(endless)
     assert str(endless) in str(refused.value)
 

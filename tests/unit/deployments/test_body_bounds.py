@@ -41,7 +41,7 @@ def keyed(head: str, value: str, tail: str, count: int) -> bytes:
 
 
 OBJECT, TEXT, ONE = "{}", '"x"', "1"
-UNITS = ("{}", "[]", "[1]", "1", "1.5", "null", '""', '"a"', "123456")
+UNITS = ("{}", "[]", "1", "1.5", "null", TEXT)
 LISTS = {
     "prompt": (CompletionBody, '{"prompt":[', "]}"),
     "prompts": (CompletionBody, '{"prompt":[[', "]]}"),

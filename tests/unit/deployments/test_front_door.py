@@ -369,6 +369,21 @@ def test_a_logit_bias_key_is_written_one_way_only(service, key):
     assert len(error.value.message) < 200
 
 
+@pytest.mark.parametrize(
+    "raw", ["null", "true", '"1"', "[1]", "1e999", "-1e999", "1" + "0" * 400, "9" * 4000], ids=len
+)
+def test_a_bias_is_a_finite_number(raw):
+    with pytest.raises(InvalidRequestError) as error:
+        parse(CompletionBody, f'{{"prompt":"a","logit_bias":{{"5":{raw}}}}}'.encode(), 2**20)
+    assert error.value.field in ("logit_bias", "body")
+    assert len(error.value.message) < 300
+
+
+def test_a_whole_bias_is_a_float():
+    (bias,) = completion(logit_bias={"5": 2}).logit_bias.values()
+    assert (bias, type(bias)) == (2.0, float)
+
+
 def test_ids_that_are_given_twice_count_once(service):
     body = completion(
         logit_bias={"0": 1, "10": 2}, stop_token_ids=[7, 3, 7], allowed_token_ids=[2, 1, 1]
