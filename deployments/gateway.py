@@ -17,6 +17,7 @@ from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from deployments.gateway_service import GatewayService
 from deployments.grpc_handlers import GrpcHandlers
@@ -63,6 +64,13 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
     message = f"{request.method} {request.url.path}: {error.detail}"
     body = {"message": message, "type": kind, "param": None, "code": error.status_code}
     return JSONResponse({"error": body}, status_code=error.status_code)
+
+
+@http_app.exception_handler(ClientDisconnect)
+async def _on_disconnect(request: Request, error: ClientDisconnect) -> Response:
+    """Who left before the body's end reads no answer, and leaving is no fault of ours."""
+    logger.debug("%s %s: the client left", request.method, request.url.path)
+    return Response(status_code=499)
 
 
 @http_app.exception_handler(Exception)

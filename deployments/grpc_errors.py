@@ -14,6 +14,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from ray.serve.grpc_util import RayServegRPCContext
 
 from specdec.errors import (
+    BodyTimeoutError,
     DeadlineError,
     ForbiddenError,
     InvalidRequestError,
@@ -33,6 +34,7 @@ CODES: dict[type[SpecdecError], grpc.StatusCode] = {
     ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
     ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
     RequestNotFoundError: grpc.StatusCode.NOT_FOUND,
+    BodyTimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
     OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.api_keys import Caller
 from deployments.auth import partition_of
+from deployments.body_reader import BodyReader
 from deployments.fleet_reader import FleetReader
 from deployments.gateway_service import GatewayService, new_request_id
 from deployments.live_reading import live_reading
@@ -81,12 +82,16 @@ class HttpHandlers:
     def __init__(self, service: GatewayService) -> None:
         self._service = service
         self._fleet = FleetReader(service.target)
+        settings = service.settings
+        self._bodies = BodyReader(
+            settings.max_body_bytes, settings.body_timeout_s, settings.max_bodies_per_tenant
+        )
 
     # -- generation ----------------------------------------------------------------------------
 
     async def completions(self, http: Request) -> Response:
         caller = self._caller(http)
-        body = await self._body(CompletionBody, http)
+        body = await self._body(CompletionBody, http, caller)
         admitted = self._admit(http, caller, body)
         given = body.prompts()
         self._service.check_num_prompts(len(given), body.n)
@@ -107,7 +112,7 @@ class HttpHandlers:
 
     async def chat(self, http: Request) -> Response:
         caller = self._caller(http)
-        body = await self._body(ChatBody, http)
+        body = await self._body(ChatBody, http, caller)
         admitted = self._admit(http, caller, body)
         ids = await self._service.chat_token_ids(
             body.template_messages(),
@@ -250,8 +255,8 @@ class HttpHandlers:
         }
 
     async def tokenize(self, http: Request) -> Response:
-        self._caller(http)
-        body = await self._body(TokenizeBody, http)
+        caller = self._caller(http)
+        body = await self._body(TokenizeBody, http, caller)
         self._service.check_model(body.model)
         prompter = self._service.prompter
         if (body.prompt is None) == (body.messages is None):
@@ -275,8 +280,8 @@ class HttpHandlers:
         return JSONResponse(result)
 
     async def detokenize(self, http: Request) -> Response:
-        self._caller(http)
-        body = await self._body(DetokenizeBody, http)
+        caller = self._caller(http)
+        body = await self._body(DetokenizeBody, http, caller)
         self._service.check_model(body.model)
         await self._service.check_tokens(body.tokens, "tokens")
         text = await asyncio.to_thread(self._service.prompter.decode, body.tokens)
@@ -300,18 +305,9 @@ class HttpHandlers:
     def version(self) -> Response:
         return JSONResponse({"version": version("specdec")})
 
-    async def _body(self, kind: type[Body], http: Request) -> Body:
-        return parse(kind, await self._read(http), self._service.settings.max_body_bytes)
-
-    async def _read(self, http: Request) -> bytes:
-        """The body, refused as soon as it grows past the limit."""
-        limit, parts, size = self._service.settings.max_body_bytes, [], 0
-        async for part in http.stream():
-            size += len(part)
-            if size > limit:
-                raise InvalidRequestError(f"body: is larger than {limit} bytes", field="body")
-            parts.append(part)
-        return b"".join(parts)
+    async def _body(self, kind: type[Body], http: Request, caller: Caller) -> Body:
+        body = await self._bodies.read(http, caller.tenant)
+        return parse(kind, body, self._service.settings.max_body_bytes)
 
 
 def _call(body: CompletionBody | ChatBody, admitted: _Admission) -> Call:

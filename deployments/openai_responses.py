@@ -14,6 +14,7 @@ from typing import Any
 from deployments.explanations import explanation_json
 from deployments.prompts import Prompter
 from specdec.errors import (
+    BodyTimeoutError,
     DeadlineError,
     ForbiddenError,
     InvalidRequestError,
@@ -32,6 +33,7 @@ STATUS: dict[type[SpecdecError], tuple[int, str]] = {
     ForbiddenError: (403, "PermissionDeniedError"),
     ModelNotFoundError: (404, "NotFoundError"),
     RequestNotFoundError: (404, "NotFoundError"),
+    BodyTimeoutError: (408, "TimeoutError"),
     OverloadedError: (429, "RateLimitError"),
     UnavailableError: (503, "ServiceUnavailableError"),
     DeadlineError: (504, "TimeoutError"),

@@ -31,13 +31,16 @@ class GatewaySettings(_Settings):
     either everybody is welcome, as one tenant. `max_prompts` bounds prompts x n of one
     HTTP request. `allow_client_chat_template`: whether a request may bring its own chat template,
     a program that the gateway then runs (in Jinja's sandbox, without a limit of time).
-    `log_requests`: one line in the log for each request that ends.
+    `log_requests`: one line in the log for each request that ends. `body_timeout_s`: a body ends
+    within it; `max_bodies_per_tenant` may be half-sent at a time.
     """
 
     model_name: str | None = None
     api_keys_file: str | None = Field(None, min_length=1)
     api_keys_env: str | None = Field(None, min_length=1)
     max_body_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
+    body_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    max_bodies_per_tenant: Annotated[int, Field(gt=0)] = 256
     max_prompts: Annotated[int, Field(gt=0)] = 128
     allow_client_chat_template: bool = False
     log_requests: bool = False

@@ -68,6 +68,12 @@ class ForbiddenError(SpecdecError):
     reason = "NOT_AN_OPERATOR"
 
 
+class BodyTimeoutError(SpecdecError):
+    """The end of the request's body did not come in time. HTTP 408."""
+
+    reason = "BODY_TIMEOUT"
+
+
 class OverloadedError(SpecdecError):
     """The queue is full. HTTP 429 with `Retry-After`, RESOURCE_EXHAUSTED."""
 
