@@ -7,6 +7,7 @@ loggers say below a warning is lost.
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 
 OURS = ("specdec", "deployments")
@@ -15,6 +16,10 @@ _ESCAPES = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
     for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
 }
+# What Serve takes from a call and puts into each line about it.
+CONTEXT_FIELDS = ("request_id", "route")
+MAX_CONTEXT_CHARS = 128
+_NO_WORD = re.compile(r"[^!-~]")
 _KEPT_IN_STACKS = ord("\n")
 _STACK_ESCAPES = {code: text for code, text in _ESCAPES.items() if code != _KEPT_IN_STACKS}
 
@@ -44,6 +49,10 @@ class OneLine(logging.Filter):
         is_ours = record.name.partition(".")[0] in OURS
         record.msg = message.translate(_ESCAPES) if is_ours else _indented(message)
         record.args = ()
+        for name in CONTEXT_FIELDS:
+            if name in record.__dict__:
+                given = str(record.__dict__[name])[:MAX_CONTEXT_CHARS]
+                record.__dict__[name] = _NO_WORD.sub("?", given)
         if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
             record.exc_text = "".join(traceback.format_exception(*record.exc_info)).rstrip()
         if record.exc_text:

@@ -8,6 +8,7 @@ import logging
 
 import pytest
 from ray._common.formatters import JSONFormatter
+from ray.serve._private.logging_utils import ServeFormatter
 
 from deployments.logs import OURS, OneLine, join_serve_log
 
@@ -66,6 +67,17 @@ def test_json_stays_one_object_per_line(logger):
     (line,) = logger.stream.getvalue().splitlines()
     assert json.loads(line)["message"] == f"a\\x0a{FORGED}\\u2028"
     assert json.loads(line)["response_id"] == "b\nc"
+
+
+def test_the_id_that_serve_takes_from_a_header_is_one_short_word(logger):
+    """`X-Request-Id` stands in front of each line about the call."""
+    logger.handler.setFormatter(ServeFormatter("Gateway", "abc"))
+    given = f"x -- {FORGED}\n\u2028" + "y" * 60_000
+    logger.warning("ended", extra={"request_id": given, "route": "/v1"})
+    (line,) = logger.stream.getvalue().splitlines()
+    assert len(line) < 300
+    assert line.count(" -- ") == 1
+    assert line.endswith(" -- ended")
 
 
 def test_a_message_of_serves_keeps_its_lines_behind_spaces(logger):
