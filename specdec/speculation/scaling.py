@@ -13,7 +13,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
+from typing import TypeVar
 
 from specdec.speculation.controller.drafter_cost import FREE_BUSY
 
@@ -28,6 +29,13 @@ LONG_QUEUE, SHORT_QUEUE = 4.0, 1.0
 GROWTH = 2
 # Where a draft's time begins to have a price, and what is low enough to close one.
 BUSY, IDLE_ENOUGH = FREE_BUSY, 0.5
+# What readings are taken for at most, and at least where they are not 0: beyond these a quotient
+# of two of them may be no number. A share of more than 1 is a full one; a thousandth of a request
+# is one that ran for 30 ms of the half minute.
+MOST = {"usage": 1.0, "gain": 1000.0, "price": 1.0, "waited": 1.0, "busy_fraction": 1.0}
+MOST_COUNTED, LEAST = 1e6, 1e-3
+
+Reading = TypeVar("Reading", "TargetReading", "DraftReading")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,9 @@ def wanted_targets(readings: SequenceOf[TargetReading], num_running: int, curren
     with none up, that stands.
     """
     sound = [
-        each for each in readings if _are_sound(each.usage, each.num_running, each.num_waiting)
+        _bounded(each)
+        for each in readings
+        if _are_sound(each.usage, each.num_running, each.num_waiting)
     ]
     if not sound or num_running == 0:
         return current
@@ -143,12 +153,12 @@ def wanted_drafts(
     alone decides; where no draft reports, `current` stands. With no draft at all nothing can tell
     what one would bring, so the first is tried as soon as a target has work.
     """
-    told = [each for each in targets if _are_sound(*astuple(each))]
+    told = [_bounded(each) for each in targets if _are_sound(*astuple(each))]
     # Also where the gain is not known: a controller that has decided nothing yet tells none.
     has_work = any(math.isfinite(each.num_running) and each.num_running > 0 for each in targets)
     if current == 0:
         return int(has_work)
-    sound = [each for each in drafts if _are_sound(*astuple(each))]
+    sound = [_bounded(each) for each in drafts if _are_sound(*astuple(each))]
     if not sound:
         return current
     load = num_running * _mean(each.busy_fraction for each in sound)
@@ -176,6 +186,16 @@ def _nearest(current: int, least: int, most: int) -> int:
 
 def _are_sound(*values: float) -> bool:
     return all(math.isfinite(value) and value >= 0 for value in values)
+
+
+def _bounded(reading: Reading) -> Reading:
+    """The same with every number in its physical range; what is no number stays so."""
+    values = {}
+    for member in fields(reading):
+        value = getattr(reading, member.name)
+        most = MOST.get(member.name, MOST_COUNTED)
+        values[member.name] = 0.0 if value < LEAST else (most if value > most else value)
+    return type(reading)(**values)
 
 
 def _mean(values: Iterable[float]) -> float:

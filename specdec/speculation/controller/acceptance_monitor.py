@@ -88,7 +88,8 @@ class AcceptanceMonitor:
         now_s = self._clock()
         if now_s >= self._period_start_s + self._period_s:
             self._end_period(now_s)
-        token_s = result.step_s / max(result.num_tokens, 1)
+        # A time that no clock can have shown would make the log unreadable.
+        token_s = result.step_s / max(result.num_tokens, 1) if result.has_sound_times else 0.0
         for row in result.sequences:
             drafted = row.num_draft_tokens
             label = label_of(temperatures[row.seq_id])

@@ -4,6 +4,7 @@ known."""
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -198,3 +199,20 @@ def test_work_whose_gain_is_not_known_keeps_a_draft_and_calls_for_the_first():
 
 def test_readings_of_targets_that_are_all_gone_change_nothing():
     assert wanted_targets(targets(2), 0, 3) == 3
+
+
+def test_readings_of_any_size_give_a_count():
+    """Quotients of extreme numbers are none: 1e300 requests wait, 1e-310 run."""
+    extreme = (0.0, 5e-324, 1e-310, 1e-3, 1.0, 1e300, math.nan, math.inf, -1.0)
+    draw = random.Random(0)
+    for _ in range(2000):
+        told = [TargetReading(*draw.choices(extreme, k=7)) for _ in range(2)]
+        drafts = [DraftReading(*draw.choices(extreme, k=2)) for _ in range(2)]
+        assert 1 <= wanted_targets(told, 2, 2) <= 4
+        assert 0 <= wanted_drafts(drafts, told, 2, 2, 2) <= 4
+
+
+def test_a_share_beyond_one_is_a_full_one():
+    assert wanted_targets(targets(2, usage=1e300), 2, 2) == wanted_targets(
+        targets(2, usage=1.0), 2, 2
+    )

@@ -41,6 +41,16 @@ def step(*rows: tuple[int, int, int], drafter: str = "draft", prefill: int = 0) 
     return StepResult(num_tokens, prefill, 100, 0.0, step_s, step_s, results, 0.0)
 
 
+@pytest.mark.parametrize("step_s", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_step_of_impossible_length_leaves_a_log_that_can_be_read(log, clock, step_s):
+    """Its counts stand; a time that is no number would be refused at the next start."""
+    monitor = AcceptanceMonitor(log, clock=clock)
+    monitor.observe(replace(step((1, 3, 1)), step_s=step_s), {1: 0.0})
+    monitor.close()
+    (record,) = log.read().records
+    assert (record.rounds, record.target_seconds) == (1, 0.0)
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
