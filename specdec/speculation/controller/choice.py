@@ -162,6 +162,15 @@ def _with_model(
     return float(scores[depth]), assignment
 
 
+def preference(options: SequenceOf[tuple[str, ...]]) -> Callable[[str], tuple[int, str]]:
+    """Sort key: the drafter that stands first where it stands."""
+    rank: dict[str, int] = {}
+    for names in set(options):
+        for position, name in enumerate(names):
+            rank[name] = max(position, rank.get(name, 0))
+    return lambda name: (rank[name], name)
+
+
 def _scores(
     gained: Floats,
     spent: Floats,

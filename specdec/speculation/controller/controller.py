@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from specdec.config import SpeculationConfig
 from specdec.sequence import Explanation
-from specdec.speculation.controller.choice import DrafterChooser, Offer
+from specdec.speculation.controller.choice import DrafterChooser, Offer, preference
 from specdec.speculation.controller.cost import TRUSTED, CostModel, ProfilePoint
 from specdec.speculation.controller.decision_log import DecisionLog, Grounds
 from specdec.speculation.controller.depth import DepthKeeper
@@ -28,6 +27,8 @@ from specdec.speculation.controller.interface import (
     DrafterTiming,
     StepResult,
 )
+from specdec.speculation.controller.latency_curve import MAX_SURPRISE
+from specdec.speculation.controller.plain_step import PlainStep, plain_step
 from specdec.speculation.controller.policy import Candidates, Decision, StepCosts, decide
 from specdec.speculation.controller.probe import ProbeOption, Prober
 from specdec.speculation.controller.profile import CostSeed
@@ -81,7 +82,8 @@ class GoodputController:
         self._reasons = ReasonCounts()
         self._grounds: Grounds | None = None
         self._phase = "calibrating"
-        self._any_fixed = False
+        self._fixed_ids: frozenset[int] = frozenset()
+        self._num_late: dict[str, int] = defaultdict(int)
         self._committed = self._seconds = 0.0
         self._baseline_total_s = self._speculating_total_s = 0.0
         self._num_planned = self._num_steps = 0
@@ -102,7 +104,7 @@ class GoodputController:
         self, state: BatchState, options: SequenceOf[tuple[str, ...]]
     ) -> list[str | None]:
         """The drafters that promise most together, each sequence at its own best K."""
-        names = sorted({name for names in options for name in names}, key=_preference(options))
+        names = sorted({name for names in options for name in names}, key=preference(options))
         if not self.knows_steps or len(names) < 2:
             return [choice[0] if choice else None for choice in options]
         offers = [self._offer(name, state, options) for name in names]
@@ -127,7 +129,7 @@ class GoodputController:
         step = PlannedStep(state, self._max_k)
         if state.num_waiting > 0 and state.free_kv < SCARCE_KV:
             step.max_k = np.minimum(step.max_k, SCARCE_K)
-        self._any_fixed = any(s.fixed_k is not None for s in state.sequences)
+        self._fixed_ids = frozenset(s.seq_id for s in state.sequences if s.fixed_k is not None)
         self._grounds = None
         ks = self._choose(step, state.now_s)
         self._set_wait(step, ks)
@@ -147,10 +149,16 @@ class GoodputController:
         if calibration is not None:
             self._phase = "calibrating"
             return calibration
-        if self._steps_since_baseline >= self._baseline_interval:
+        if self._is_baseline_due(step):
             self._phase = "baseline"
             return step.fixed_ks
         return self._decide(step)
+
+    def _is_baseline_due(self, step: PlannedStep) -> bool:
+        """Beside a prompt a look tells of such steps only: one without is waited for, but no longer
+        than until the next look is due."""
+        has_prefill = step.num_tokens > step.num_decodes
+        return self._steps_since_baseline >= self._baseline_interval * (2 if has_prefill else 1)
 
     @property
     def _baseline_interval(self) -> int:
@@ -244,24 +252,36 @@ class GoodputController:
         self._num_planned = int(ks.sum())
         error = max((self._cost.propose_error(drafter) for drafter in asked), default=0.0)
         expected = None
-        # What a client fixed is waited for as long as the operator allows.
-        is_known = all(self._cost.num_proposals(drafter) >= TRUSTED for drafter in asked)
-        if is_known and not step.fixed_ks.any():
+        # Who fixed K waits as long as the operator allows; who did not is not made to.
+        is_own_choice = bool(step.fixed_ks.all())
+        if all(map(self._is_time_known, asked)) and not is_own_choice:
             seconds = (self._cost.propose_s(name, *amount) for name, amount in asked.items())
             expected = sum(seconds)
-        self._wait.set(expected, error, self._worth_s(), self._cost.jitter_s(asked))
+        is_fixed = bool(step.fixed_ks.any())
+        self._wait.set(expected, error, self._worth_s(step), self._cost.jitter_s(asked), is_fixed)
 
-    def _worth_s(self) -> float:
-        """Seconds of k = 0 that give as many tokens as this step's draft tokens are expected to.
+    def _is_time_known(self, drafter: str) -> bool:
+        """Where a drafter was late again and again, the prior has to do."""
+        known = self._cost.num_proposals(drafter) >= TRUSTED
+        return known or self._num_late[drafter] >= MAX_CALIBRATION_TRIALS
 
-        Unlimited where the client fixed K, or where the purpose of the step is to learn.
+    def _worth_s(self, step: PlannedStep) -> float:
+        """Seconds of k = 0 that give as many tokens as this step's draft tokens are expected to;
+        those that a client fixed are expected to be accepted.
+
+        Unlimited where the purpose of the step is to learn.
         """
-        decision = self._decision
-        if self._phase != "on" or self._any_fixed or decision is None:
+        decision, num_fixed = self._decision, int(step.fixed_ks.sum())
+        tokens = float(num_fixed)
+        if self._num_planned > num_fixed:
+            if self._phase != "on" or decision is None:
+                return math.inf
+            if self._num_planned != int(decision.ks.sum()):
+                return math.inf
+            tokens += decision.expected_tokens
+        if not tokens or not self.knows_steps:
             return math.inf
-        if self._num_planned != int(decision.ks.sum()):
-            return math.inf
-        return decision.expected_tokens / max(decision.baseline, 1e-9)
+        return tokens * self._cost.run.at(step.num_decodes, step.num_kv_tokens) / step.num_decodes
 
     def wait_s(self) -> float:
         """How long the step just planned may wait for proposals; at most max_wait_ms."""
@@ -274,6 +294,7 @@ class GoodputController:
         # A clock that failed tells nothing of times; what was accepted stands.
         is_timed = result.num_tokens > 0 and result.has_sound_times
         if is_timed:
+            result = result.with_physical_step()
             self._observe_costs(result)
         self._estimates.observe(result.sequences, self._prober)
         for sequence in result.sequences:
@@ -281,18 +302,19 @@ class GoodputController:
                 self.close(sequence.seq_id)
         self._prober.end_step(result.step_s if is_timed else 0.0, self._speculating)
         if is_timed:
-            self._observe_speed(result)
-            self._observe_first_tokens(result)
+            plain = plain_step(result, self._fixed_ids)
+            self._observe_speed(result, plain)
+            self._observe_first_tokens(result, plain)
 
     def _observe_costs(self, result: StepResult) -> None:
         asked = asked_of(result.sequences)
         run_s = result.step_s - result.propose_s
-        timings = tuple(timing for timing in result.timings if timing.is_sound)
+        timings = tuple(t.within(result.step_s) for t in result.timings if t.is_sound)
         self._cost.observe_run(result.num_tokens, result.num_kv_tokens, run_s)
         self._cost.observe_timings(timings, asked)
         if asked:
             self._observe_wait(result, asked, timings)
-        self._count_baseline(result, bool(asked))
+        self._count_baseline(result)
 
     def close(self, seq_id: int) -> None:
         """Forget a sequence, however it ended; what it taught about its drafter stays."""
@@ -305,47 +327,54 @@ class GoodputController:
         asked: dict[str, tuple[int, int]],
         timings: tuple[DrafterTiming, ...],
     ) -> None:
-        """A drafter that declined at once has not shown how long drafting takes."""
-        if not self._wait.observe(result.propose_s):
+        """A drafter that declined at once has not shown how long drafting takes. Nor has one that
+        was late where a client fixed K: it is asked in every step, and learning from waits that
+        were cut short would prolong the next ones up to `max_wait_ms`."""
+        is_late = self._wait.observe(result.propose_s)
+        is_fixed = any(r.planned_k > 0 and r.seq_id in self._fixed_ids for r in result.sequences)
+        if not is_late or is_fixed:
             answered = {r.drafter for r in result.sequences if r.num_draft_tokens > 0}
+            for name in asked.keys() - answered:
+                self._num_late[name] += is_late
             asked = {name: amount for name, amount in asked.items() if name in answered}
         self._cost.observe_propose(asked, result.propose_s, timings)
 
-    def _count_baseline(self, result: StepResult, asked: bool) -> None:
-        if asked:
+    def _count_baseline(self, result: StepResult) -> None:
+        """A step in which the controller asked for nothing shows the baseline, whatever clients
+        fixed beside it: none must be able to put it off."""
+        if not result.sequences:
+            return
+        if any(r.planned_k > 0 and r.seq_id not in self._fixed_ids for r in result.sequences):
             self._steps_since_baseline += 1
-        elif result.sequences and result.num_prefill_tokens == 0:
+            return
+        self._num_baseline_steps += 1
+        if result.num_prefill_tokens == 0 or self._phase == "baseline":
             self._steps_since_baseline = 0
-        if not asked and result.sequences:
-            self._num_baseline_steps += 1
 
-    def _observe_speed(self, result: StepResult) -> None:
-        """Compare speculation with its baseline, where that is fair: no prefill, no fixed K."""
+    def _observe_speed(self, result: StepResult, plain: PlainStep) -> None:
+        """Compare speculation with its baseline: prompts and fixed K are in both."""
         committed = sum(r.num_committed_tokens for r in result.sequences)
         self._committed = RATE_DECAY * self._committed + committed
         self._seconds = RATE_DECAY * self._seconds + result.step_s
-        if result.num_prefill_tokens > 0 or self._any_fixed or self._phase != "on":
+        if self._phase != "on" or not result.sequences:
             return
-        if not result.sequences or self._num_baseline_steps < GUARDED_FROM_BASELINE_STEPS:
+        if self._num_baseline_steps < GUARDED_FROM_BASELINE_STEPS:
             return
-        batch = len(result.sequences)
-        per_token_s = float(self._cost.run_s(batch, result.num_kv_tokens)) / batch
-        self._baseline_total_s += committed * per_token_s
+        baseline_s = plain.baseline_s(self._cost, result.num_kv_tokens)
+        self._baseline_total_s += baseline_s
         self._speculating_total_s += result.step_s
-        self._guard.observe(committed * per_token_s, result.step_s, result.now_s)
+        self._guard.observe(baseline_s, result.step_s, result.now_s)
 
-    def _observe_first_tokens(self, result: StepResult) -> None:
+    def _observe_first_tokens(self, result: StepResult, plain: PlainStep) -> None:
         """Trip the guard where drafting keeps those waiting whose first token is still to come."""
-        decodes = len(result.sequences)
-        drafted = sum(r.num_draft_tokens for r in result.sequences)
-        plain_tokens, kv_tokens = result.num_tokens - drafted, result.num_kv_tokens
-        if decodes and result.step_s > 0:
-            committed = sum(r.num_committed_tokens for r in result.sequences)
-            plain_s = float(self._cost.run_s(plain_tokens, kv_tokens))
-            self._first_tokens.observe_gain(committed / decodes * plain_s / result.step_s)
+        decodes, kv_tokens = len(result.sequences), result.num_kv_tokens
+        if decodes:
+            plain_s = plain.seconds(self._cost, kv_tokens)
+            faster = min(plain_s / result.step_s, MAX_SURPRISE)
+            self._first_tokens.observe_gain(plain.num_committed / decodes * faster)
         gain = self._first_tokens.gain
         more = (gain - 1) * decodes
-        plain_s = float(self._cost.run_s(plain_tokens + more, gain * kv_tokens))
+        plain_s = plain.seconds(self._cost, gain * kv_tokens, more)
         added_s = result.step_s - plain_s if self._speculating else 0.0
         self._first_tokens.observe(added_s, result.first_tokens_s, result.now_s)
         if self._first_tokens.take_alarm() and self._speculating:
@@ -381,12 +410,3 @@ class GoodputController:
             **{f"steps_by_reason_{why}": float(n) for why, n in self._reasons.totals.items()},
         }
         return values
-
-
-def _preference(options: SequenceOf[tuple[str, ...]]) -> Callable[[str], tuple[int, str]]:
-    """Sort key: the drafter that stands first where it stands."""
-    rank: dict[str, int] = {}
-    for names in set(options):
-        for position, name in enumerate(names):
-            rank[name] = max(position, rank.get(name, 0))
-    return lambda name: (rank[name], name)

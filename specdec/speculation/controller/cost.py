@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from specdec.speculation.controller.acceptance import prior_of
 from specdec.speculation.controller.alarms import DrafterAlarms
 from specdec.speculation.controller.drafter_cost import DrafterCost
-from specdec.speculation.controller.interface import DrafterTiming
+from specdec.speculation.controller.interface import MIN_STEP_S, DrafterTiming
 from specdec.speculation.controller.latency_curve import TRUSTED, LatencyCurve
 from specdec.speculation.controller.policy import ProposeCost
 from specdec.speculation.controller.profile import CostSeed, ProfilePoint
@@ -57,7 +57,8 @@ class CostModel:
         return self.run.predict(num_tokens, num_kv_tokens)
 
     def observe_run(self, num_tokens: int, num_kv_tokens: int, seconds: float) -> None:
-        """Learn from one run."""
+        """Learn from one run; what is left of a step beside its wait may be nothing."""
+        seconds = max(seconds, MIN_STEP_S)
         self.run.observe(num_tokens, num_kv_tokens, seconds)
         self._recent_run_s += STEP_RATE * (seconds - self._recent_run_s)
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from specdec.sequence import Explanation
 from specdec.speculation.controller.profile import MAX_SECONDS, CostSeed
+
+# No step is shorter, whatever a clock says: less would be a division by nothing further on.
+MIN_STEP_S = 1e-6
+# A round is answered within the step after the one that asked, or late. Claims of more steps than
+# this are cut: what nobody here can measure must not price a draft out.
+MAX_ROUND_STEPS = 4.0
 
 
 @dataclass(slots=True)
@@ -99,6 +105,13 @@ class DrafterTiming:
         times = (self.draft_s, self.network_s, self.waited_s)
         return all(s is None or _is_time(s) for s in times) and math.isfinite(self.busy_fraction)
 
+    def within(self, step_s: float) -> DrafterTiming:
+        """The same, with no more claimed than can have been beside steps of so many seconds."""
+        most_s = MAX_ROUND_STEPS * step_s
+        if self.draft_s is None or self.draft_s <= most_s:
+            return self
+        return replace(self, draft_s=most_s)
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -125,7 +138,12 @@ class StepResult:
         """Whether a clock can have shown these times: none is negative, endless or no number, and
         the wait is a part of the step."""
         times = (self.step_s, self.propose_s, *self.first_tokens_s)
-        return all(map(_is_time, times)) and self.propose_s <= self.step_s
+        in_order = self.propose_s <= self.step_s and math.isfinite(self.now_s)
+        return all(map(_is_time, times)) and in_order
+
+    def with_physical_step(self) -> StepResult:
+        """The same, with a step that is not shorter than one can be."""
+        return self if self.step_s >= MIN_STEP_S else replace(self, step_s=MIN_STEP_S)
 
 
 def _is_time(seconds: float) -> bool:

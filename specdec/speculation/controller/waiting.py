@@ -29,6 +29,7 @@ class WaitPolicy:
         relative_error: float,
         worth_s: float,
         jitter_s: float = 0.0,
+        is_fixed: bool = False,
     ) -> None:
         """Set the limit of the coming step.
 
@@ -36,12 +37,16 @@ class WaitPolicy:
             its usual time, p95 - p50.
         worth_s: the time whose tokens the proposal can make up for. The usual time is sunk in the
             decision to ask; beyond it the step waits no longer than this.
+        is_fixed: a client fixed what is asked for. It is asked for in every step, late or not, and
+            so is given its usual time, but no patience.
         """
         limit = self._max_wait_s
         if expected_s is not None:
             usual = MARGIN * expected_s * (1 + ERRORS * relative_error)
             usual += max(SLACK_S, jitter_s)
-            limit = min(limit, usual * self._patience, expected_s + worth_s)
+            priced = expected_s + worth_s
+            own = max(usual, priced) if is_fixed else min(usual * self._patience, priced)
+            limit = min(limit, own)
         self.limit_s = limit
 
     def observe(self, waited_s: float) -> bool:

@@ -72,6 +72,71 @@ def test_nothing_but_impossible_times_from_the_start(seconds) -> None:
     assert sum(world.ks[1][-20:]) > 40
 
 
+TINY = [0.0, 5e-324, 1e-310, 1e-12]
+
+
+def are_numbers(inner: GoodputController) -> bool:
+    values = [v for v in inner.snapshot().values() if isinstance(v, float)]
+    return all(math.isfinite(value) and abs(value) < 1e12 for value in values)
+
+
+@pytest.mark.parametrize("field", ["step_s", "propose_s", "both"])
+@pytest.mark.parametrize("seconds", TINY)
+def test_times_next_to_nothing_are_no_numbers_that_stay(field: str, seconds: float) -> None:
+    """Twenty of them, and what is known of times is as before within a few hundred steps."""
+    changes = {"step_s": seconds, "propose_s": seconds}
+    if field != "both":
+        changes = {field: seconds, **({"propose_s": 0.0} if field == "step_s" else {})}
+    meddling = Meddling(controller())
+    world = World(meddling, {1: 0.8})
+    world.steps(60)
+    meddling.change = lambda result: replace(result, **changes)
+    world.steps(20)
+    assert are_numbers(meddling.inner)
+    meddling.change = lambda result: result
+    world.steps(300)
+    assert are_numbers(meddling.inner)
+    assert sum(world.ks[1][-20:]) > 40
+
+
+def test_nothing_but_tiny_times_from_the_start() -> None:
+    meddling = Meddling(controller())
+    meddling.change = lambda result: replace(result, step_s=1e-310, propose_s=1e-310)
+    world = World(meddling, {1: 0.8})
+    world.steps(40)
+    assert are_numbers(meddling.inner)
+
+
+def test_a_drafter_cannot_price_itself_out_with_what_nobody_can_measure() -> None:
+    """It says that it is busy for others, and that it computes for a day: it is charged for no
+    more than a few steps."""
+    meddling = Meddling(controller())
+    timing = DrafterTiming("draft", 86_400.0, 0.001, 0.02, (4, 4), 1.0, 1000)
+    meddling.change = lambda result: replace(result, timings=(timing,))
+    World(meddling, {1: 0.8}).steps(60)
+    assert meddling.inner._cost.propose_cost("draft").by_depth.max() < 2.0
+
+
+def test_a_moment_that_is_no_number_teaches_nothing_of_times() -> None:
+    meddling = Meddling(controller())
+    world = World(meddling, {1: 0.8})
+    world.steps(60)
+    before = times_of(meddling.inner)
+    meddling.change = lambda result: replace(result, now_s=math.nan)
+    world.steps(5)
+    assert {**times_of(meddling.inner), "probes": before["probes"]} == before
+
+
+@pytest.mark.parametrize("told", [math.nan, math.inf, -math.inf, 1e300, -5.0, 1e-310])
+def test_a_confidence_of_any_value_is_one(told: float) -> None:
+    control = controller()
+    world = World(control, {1: 0.8})
+    world.confidence = {"draft": told}
+    world.steps(60)
+    assert are_numbers(control)
+    assert sum(world.ks[1][-20:]) > 40
+
+
 @pytest.mark.parametrize("field", ["draft_s", "network_s", "waited_s", "busy_fraction"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1e300])
 def test_what_a_drafter_says_of_itself_is_not_believed_blindly(field, value) -> None:

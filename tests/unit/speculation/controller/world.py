@@ -48,6 +48,8 @@ class World:
     committed: int = 0
     kv: int = 200
     declining: bool = False
+    first_tokens_s: tuple[float, ...] = ()
+    confidence: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.is_lookup = prior_of(self.drafter).relative_draft_s == 0
@@ -60,7 +62,9 @@ class World:
 
     def step(self, num_prefill_tokens: int = 0) -> None:
         states = [
-            SequenceState(s, self.kv, self.max_k, self.fixed_k.get(s), self.drafter)
+            SequenceState(
+                s, self.kv, self.max_k, self.fixed_k.get(s), self.drafter, "", self.confidence
+            )
             for s in self.alpha
         ]
         kv = self.kv * len(states)
@@ -86,6 +90,7 @@ class World:
                 step_s=propose_s + run_s,
                 sequences=results,
                 now_s=self.now_s,
+                first_tokens_s=self.first_tokens_s,
             )
         )
 
