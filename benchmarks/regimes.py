@@ -7,7 +7,8 @@ Acceptance of every draft token alone is drawn with a chance that changes while 
 
 - recovery: steps from a change until expected goodput stays within 2 % of that of
   the right K; apart for falls, for the way back from k = 0, and for a step of the load;
-- flapping: changes of K in 1000 steps where speculation is worth exactly what it costs;
+- flapping: changes of K in 1000 steps where speculation is worth exactly what it costs, by
+  sequences and noise of the times, and expected goodput there over that of the best K;
 - guard: goodput over that without speculation in five minutes of virtual time, for a drafter of
   which nothing is accepted, and for starts from times that are three times too long or too short.
 """
@@ -18,6 +19,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -112,19 +114,55 @@ def recovery(before: Phase, after: Phase, seeds: int, first: Phase | None = None
     return WINDOW * (int(slow[-1]) + 1 if len(slow) else 0)
 
 
-def flapping(batch: int, seeds: int) -> float:
-    """Changes of K in 1000 steps where one draft token is worth just what it costs."""
+class Noisy(Llama8B):
+    """The same times, each longer by an exponential part of it."""
+
+    def __init__(self, noise: float, seed: int) -> None:
+        super().__init__()
+        self._noise, self._draws = noise, np.random.default_rng(seed)
+
+    def run_s(self, num_tokens: int, num_kv_tokens: int) -> float:
+        return super().run_s(num_tokens, num_kv_tokens) * self._factor()
+
+    def propose_s(self, asked: Mapping[str, tuple[int, int]]) -> float:
+        return super().propose_s(asked) * self._factor()
+
+    def _factor(self) -> float:
+        return 1 + self._noise * float(self._draws.exponential())
+
+
+@dataclass(frozen=True, slots=True)
+class Flapping:
+    """Of several seeds: changes of K in 1000 steps, in the mean and the most of one; expected
+    goodput over that of the best K, in the mean over steps."""
+
+    mean: float
+    most: int
+    share: float
+
+
+def flapping(batch: int, noise: float, seeds: int) -> Flapping:
+    """Where one draft token is worth just what it costs. Every change from one step to the next
+    counts, also one that lasts a step."""
     cost = Llama8B()
     kv = batch * (CONTEXT + 500)
-    plain_s = cost.run_s(batch, kv)
     drafted_s = cost.run_s(2 * batch, kv) + cost.propose_s({DRAFTER: (1, batch)})
-    changes, steps = 0, 0
-    for seed in range(max(seeds // 4, 1)):
-        loop = loop_of(Regime(drafted_s / plain_s - 1, seed))
+    alpha = drafted_s / cost.run_s(batch, kv) - 1
+    changes, shares = [], []
+    for seed in range(seeds):
+        controller = GoodputController(SpeculationConfig(max_num_speculative_tokens=MAX_K))
+        requests = Regime(alpha, seed).requests()
+        loop = ClosedLoop(controller, Noisy(noise, seed), requests, (DRAFTER,), MAX_K)
         loop.run(SETTLE, batch)
-        result = loop.run(1000, batch)
-        changes, steps = changes + result.num_switches, steps + result.num_steps
-    return 1000 * changes / steps
+        depths = []
+        for _ in range(1000):
+            result = loop.run(1, batch)
+            depths.append(controller.snapshot()["depth"])
+            kv = loop.num_kv_tokens
+            reached = speed(alpha, result.steps_by_k, batch, kv)
+            shares.append(reached / Phase(alpha, batch).best(kv))
+        changes.append(sum(a != b for a, b in pairwise(depths)))
+    return Flapping(float(np.mean(changes)), max(changes), float(np.mean(shares)))
 
 
 def against_off(regime: Regime, batch: int, controller: GoodputController | None = None) -> float:
@@ -166,11 +204,16 @@ def print_recovery(seeds: int) -> None:
         print(verdict(f"load {before} -> {after} sequences", steps, 50, at_least=False))
 
 
+def print_flapping(seeds: int) -> None:
+    print("K changes in 1000 steps where drafting pays just what it costs: mean, most; goodput")
+    for batch in (1, 2, 4, 8):
+        for noise in (0.0, 0.05, 0.1, 0.2):
+            flaps = flapping(batch, noise, max(seeds // 2, 1))
+            name = f"{batch} sequences, noise {noise:.0%}"
+            print(f"  {name:>24}: {flaps.mean:5.1f} {flaps.most:4d}  {flaps.share:.4f}", flush=True)
+
+
 def print_guard(seeds: int) -> None:
-    print("K changes in 1000 steps where drafting pays just what it costs")
-    for batch in (4, 32):
-        changes = flapping(batch, seeds)
-        print(verdict(f"{batch} sequences", changes, 10, at_least=False))
     print("goodput over that without speculation, five minutes of virtual time")
     for batch in (1, 32):
         print(
@@ -188,7 +231,7 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=40)
     arguments = parser.parse_args()
-    parts: tuple[Callable[[int], None], ...] = (print_recovery, print_guard)
+    parts: tuple[Callable[[int], None], ...] = (print_recovery, print_flapping, print_guard)
     for part in parts:
         part(arguments.seeds)
     return 0

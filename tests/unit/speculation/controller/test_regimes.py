@@ -91,17 +91,20 @@ def test_a_load_step_switches_off_and_pays_for_few_probes() -> None:
     assert np.mean(simulated.ks[0][-50:]) < 0.1
 
 
-@pytest.mark.parametrize("per_step_s", [0.0285, 0.0315])
-def test_at_a_noisy_threshold_k_changes_ten_times_in_a_thousand_steps(per_step_s: float) -> None:
-    """Drafting costs about what it gives, and times are noisy by 10 %."""
-    simulated = world(8, 0.6, seed=1, noise=0.1)
+@pytest.mark.parametrize(
+    ("batch", "per_step_s", "most"), [(8, 0.0285, 10), (8, 0.0315, 10), (1, 0.0301, 100)]
+)
+def test_at_a_noisy_threshold_k_changes_seldom(batch: int, per_step_s: float, most: int) -> None:
+    """Drafting costs about what it gives, and times are noisy by 10 %. In 1000 steps; of one
+    sequence, whose outcomes alone are all that is seen, more often."""
+    simulated = world(batch, 0.6, seed=1, noise=0.1)
     simulated.propose_s = lambda depth, n: (0.002 + per_step_s * depth) if depth else 0.0
     simulated.steps(200)
     depths = []
     for _ in range(1000):
         simulated.step()
         depths.append(float(simulated.controller.snapshot()["depth"]))
-    assert np.count_nonzero(np.diff(depths)) <= 10
+    assert np.count_nonzero(np.diff(depths)) <= most
 
 
 # -- the guard: five minutes, steps of 0.12 s and more ---------------------------------------------
