@@ -19,6 +19,7 @@ from specdec.errors import (
     ForbiddenError,
     InvalidRequestError,
     ModelNotFoundError,
+    ModelOutputError,
     OverloadedError,
     RequestNotFoundError,
     SpecdecError,
@@ -38,6 +39,7 @@ CODES: dict[type[SpecdecError], grpc.StatusCode] = {
     OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ModelOutputError: grpc.StatusCode.INTERNAL,
 }
 
 

@@ -28,6 +28,7 @@ ENGINE_COUNTERS = {
     "requests": "Requests that began to answer.",
     "prompt_tokens": "Prompt tokens of requests that began to answer.",
     "prefill_outputs": "Output tokens that a prefill ended with: first ones, and after preemption.",
+    "not_finite": "Requests ended since the model computed NaN or infinities for them.",
     "generation_tokens": "Output tokens.",
     "drafts": "Decode steps of a sequence that verified at least one draft token.",
     "draft_tokens": "Draft tokens verified.",

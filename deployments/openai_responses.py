@@ -19,6 +19,7 @@ from specdec.errors import (
     ForbiddenError,
     InvalidRequestError,
     ModelNotFoundError,
+    ModelOutputError,
     OverloadedError,
     RequestNotFoundError,
     SpecdecError,
@@ -37,6 +38,7 @@ STATUS: dict[type[SpecdecError], tuple[int, str]] = {
     OverloadedError: (429, "RateLimitError"),
     UnavailableError: (503, "ServiceUnavailableError"),
     DeadlineError: (504, "TimeoutError"),
+    ModelOutputError: (500, "InternalServerError"),
 }
 DONE = b"data: [DONE]\n\n"
 
@@ -217,7 +219,7 @@ def speculative_decoding(metrics: RequestMetrics) -> dict[str, Any]:
 def error_body(error: SpecdecError) -> tuple[int, dict[str, Any]]:
     """HTTP status and OpenAI's error object."""
     status, kind = STATUS.get(type(error), (500, "InternalServerError"))
-    message = error.message if status != 500 else "internal error"
+    message = error.message if type(error) in STATUS else "internal error"
     body = {"message": message, "type": kind, "param": error.field, "code": status}
     return status, {"error": body}
 

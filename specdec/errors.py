@@ -84,6 +84,13 @@ class OverloadedError(SpecdecError):
         self.retry_after_s = retry_after_s
 
 
+class ModelOutputError(SpecdecError):
+    """The model computed NaN or infinities where this request needed probabilities; other requests
+    go on. HTTP 500, INTERNAL."""
+
+    reason = "MODEL_OUTPUT"
+
+
 class UnavailableError(SpecdecError):
     """The engine or a peer is lost, loading or draining. HTTP 503, UNAVAILABLE."""
 

@@ -114,6 +114,7 @@ class Sequence:
     caches and n-gram pools (tenant and cache_salt). `traceparent`: W3C trace context, "" where the
     request is not traced. `traffic_class`: what its tokens are also counted under, or None.
     `drafters` in order of preference, empty with speculation off; `used_drafter` proposed last.
+    `undrafted_reason`: why the engine has turned speculation off for this one.
     """
 
     seq_id: int
@@ -139,6 +140,7 @@ class Sequence:
     max_k: int = 0
     drafters: tuple[str, ...] = ()
     used_drafter: str | None = None
+    undrafted_reason: str | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
     first_scheduled_s: float | None = None

@@ -20,6 +20,7 @@ from specdec.errors import (
     ForbiddenError,
     InvalidRequestError,
     ModelNotFoundError,
+    ModelOutputError,
     OverloadedError,
     RequestNotFoundError,
     SpecdecError,
@@ -46,6 +47,7 @@ ERRORS: dict[grpc.StatusCode, type[SpecdecError]] = {
 # Where a code stands for several errors, the reason tells which.
 ERRORS_BY_REASON: dict[str, type[SpecdecError]] = {
     RequestNotFoundError.reason: RequestNotFoundError,
+    ModelOutputError.reason: ModelOutputError,
 }
 CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in Code}
 

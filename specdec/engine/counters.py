@@ -22,7 +22,9 @@ class EngineCounters(DraftCounts):
     - num_cut_target_tokens, where the decode steps are the sum of steps_by_k.
 
     num_requests: those that were answered with a first token at least.
-    num_prefill_outputs: tokens that a prefill ended with: the first, and one after each preemption.
+    num_prefill_outputs: tokens that a prefill ended with: the first, and one after each time that
+        the text was computed anew.
+    num_not_finite: requests ended since the model computed NaN or infinities for them.
     inter_token_latency: from one output of a sequence to the next; an output is a step's tokens.
     time_per_output_token: of a finished request, after its first token.
     step_run, step_wait: the target's part of a step, and what it waited for proposals.
@@ -35,6 +37,7 @@ class EngineCounters(DraftCounts):
     num_prompt_tokens: int = 0
     num_prefill_outputs: int = 0
     num_generation_tokens: int = 0
+    num_not_finite: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     disabled: Counter[str] = field(default_factory=Counter)
     steps_by_k: Counter[int] = field(default_factory=Counter)

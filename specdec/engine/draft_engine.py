@@ -239,8 +239,11 @@ class DraftEngine:
         """All of the sessions or, where it raises, none."""
         adjusted = adjust_logits(logits, [_rows(session) for session in sessions])
         drafted = sample_draft(adjusted, [self._draft_item(session) for session in sessions])
-        for session, (token_id, law) in zip(sessions, drafted, strict=True):
-            session.append_draft(token_id, law)
+        for session, token in zip(sessions, drafted, strict=True):
+            if token is None:
+                session.append_unlawful()
+            else:
+                session.append_draft(*token)
 
     def _rows_by_width(self, sessions: list[Session], width: int) -> list[tuple[list[int], int]]:
         """Rows whose targets know equally many of the `width` ids, with that number.

@@ -42,6 +42,9 @@ class Session:
     tokens of text + tail whose keys and values are in `block_table`; the last token of text + tail
     is never among them, since its logits are what the next draft token is sampled from.
 
+    `num_lawful`: length of the tail before the first row that made no law, None where all did. What
+    stands behind it is never sent; it keeps the answer's time, which must not tell of values.
+
     `is_wanted`: memory and computation may be spent on it. `is_ready`: the target knows that the
     text is computed. `declined`: why it is never drafted for again, or "".
     """
@@ -54,6 +57,7 @@ class Session:
     last_used_s: float
     tail: list[int] = field(default_factory=list)
     tail_laws: list[SparseLaw] = field(default_factory=list)
+    num_lawful: int | None = None
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     ask: Ask | None = None
@@ -132,9 +136,10 @@ class Session:
         """
         if self.ask is None or not self.tail:
             return False
-        if len(self.tail) >= self.ask.k:
+        if len(self.tail) >= self.ask.k or self.num_lawful == 0:
             return True
-        return self.opened.verification not in LAW_MODES and self.tail[-1] in self.stop_token_ids
+        is_over = self.num_lawful is not None or self.tail[-1] in self.stop_token_ids
+        return self.opened.verification not in LAW_MODES and is_over
 
     def query_token_ids(self, num_tokens: int) -> list[int]:
         """The next `num_tokens` tokens to compute, from text and tail."""
@@ -165,6 +170,8 @@ class Session:
         """Append committed tokens; keys and values survive as far as the tail agrees with them."""
         if not token_ids:
             return
+        if self.num_lawful is not None:
+            self.drop_tail()
         num_same = _num_common(self.tail, token_ids)
         num_valid = self.num_tokens + num_same
         self.token_ids.extend(token_ids)
@@ -179,6 +186,7 @@ class Session:
         """Forget what was drafted; the text's last token must be computed again for its logits."""
         self.tail.clear()
         self.tail_laws.clear()
+        self.num_lawful = None
         self.num_computed_tokens = min(self.num_computed_tokens, self.num_tokens - 1)
 
     def _take_ask(self, commit: Commit, max_k: int, now_s: float) -> None:
@@ -201,13 +209,20 @@ class Session:
         if law is not None:
             self.tail_laws.append(law)
 
+    def append_unlawful(self) -> None:
+        """Stand in for a token that could not be sampled, since its row made no law."""
+        if self.num_lawful is None:
+            self.num_lawful = len(self.tail)
+        in_law_mode = self.opened.verification in LAW_MODES
+        self.append_draft(0, SparseLaw.one_hot(0) if in_law_mode else None)
+
     def answer(self, now_s: float, reason: str = "") -> Proposal:
         """Settle the ask, if there is one: what was drafted, or else why nothing was.
 
         Without an ask it is a notice, of round 0: ready (no reason), or no longer so.
         """
         ask, self.ask = self.ask, None
-        token_ids = self.tail[: ask.k] if ask is not None else []
+        token_ids = self.tail[: self.num_lawful][: ask.k] if ask is not None else []
         return Proposal(
             session_id=self.opened.session_id,
             epoch=self.opened.epoch,

@@ -23,6 +23,7 @@ from specdec.speculation.messages import (
 
 Outbox = list[tuple[str, DraftMessage]]
 ASKING_S = 1.0
+NOT_FINITE = "not_finite"
 
 
 class SessionStore:
@@ -178,10 +179,20 @@ class SessionStore:
 
     def answer(self, session: Session, reason: str = "") -> None:
         """Settle the session's ask, or send a notice where there is none."""
+        if session.num_lawful is not None:
+            self._answer_last(session)
+            return
         proposal = session.answer(self._clock(), reason)
         if proposal.reason != "overloaded":  # that one says nothing about the context
             session.is_ready = not proposal.reason
         self.send(session.target, proposal)
+
+    def _answer_last(self, session: Session) -> None:
+        """The model makes no law of this text: send what was drafted before, then never draft for
+        it again."""
+        self.send(session.target, session.answer(self._clock(), NOT_FINITE))
+        session.drop_tail()
+        self._decline(session, NOT_FINITE)
 
     def refuse(self, session: Session, reason: str) -> None:
         """Settle the session's ask without tokens and never draft for it again."""

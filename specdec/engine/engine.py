@@ -24,7 +24,13 @@ from specdec.engine.request import GenerateRequest, Limits, make_sequence
 from specdec.engine.scheduler import Schedule, Scheduler
 from specdec.engine.step_builder import Row, build_plan, build_rows, verify_work
 from specdec.engine.step_state import StepTimes, batch_state, step_result
-from specdec.errors import DeadlineError, InvalidRequestError, OverloadedError, SpecdecError
+from specdec.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    ModelOutputError,
+    OverloadedError,
+    SpecdecError,
+)
 from specdec.kvcache.block_manager import BlockManager
 from specdec.model.executor import Executor
 from specdec.params import SamplingParams, validate_prompt
@@ -279,7 +285,7 @@ class Engine:
         self,
         rows: list[Row],
         logits: torch.Tensor,
-        verdicts: list[Verdict],
+        verdicts: list[Verdict | None],
         outputs: list[SequenceOutput],
     ) -> tuple[list[SequenceResult], list[Committed]]:
         results, committed = [], []
@@ -289,11 +295,15 @@ class Engine:
             raw = logits[first : first + row.num_logit_rows]
             first += row.num_logit_rows
             live = self._live[row.sequence.seq_id]
-            live.prompt_logprobs.add(raw[: row.num_prompt_rows])
-            if row.num_verify_rows == 0:
+            verdict = next(verdict_of) if row.num_verify_rows else None
+            is_lawful = live.prompt_logprobs.add(raw[: row.num_prompt_rows])
+            if not is_lawful or (row.num_verify_rows and verdict is None):
+                outputs += self._without_law(row, live)
+                continue
+            if verdict is None:
                 self.scheduler.advance(row.sequence, row.num_query_tokens)
                 continue
-            output, result = self._commit_row(row, raw[row.num_prompt_rows :], next(verdict_of))
+            output, result = self._commit_row(row, raw[row.num_prompt_rows :], verdict)
             outputs.append(output)
             if row.is_decode:
                 results.append(result)
@@ -351,6 +361,24 @@ class Engine:
             finished=emitted.finish_reason is not None,
         )
 
+    def _without_law(self, row: Row, live: _Live) -> list[SequenceOutput]:
+        """Rows of a sequence were not finite. Attention reads the keys of draft tokens behind a row
+        too, masked, so that one of those may have spoilt all: the text is computed again without
+        them, and not drafted for any more. Without draft tokens it is the text itself: it ends."""
+        sequence = live.sequence
+        if row.draft.token_ids:
+            self.drafters.close(sequence)
+            sequence.drafters, sequence.max_k = (), 0
+            sequence.undrafted_reason = "not_finite"
+            self.scheduler.recompute(sequence)
+            return []
+        self.counters.num_not_finite += 1
+        self.scheduler.finish(sequence, keep_cached=False)
+        error = ModelOutputError(
+            f"the model computed no finite logits after {sequence.num_tokens} tokens of this text"
+        )
+        return [self._end(live, "error", error)]
+
     def _count(self, row: Row, num_accepted: int, num_kept: int) -> None:
         sequence, now_s = row.sequence, self._clock()
         self.counters.record_output(sequence, num_kept, now_s)
@@ -375,6 +403,8 @@ class Engine:
         self.drafters.close(sequence)
 
     def _disabled_reason(self, sequence: Sequence) -> str | None:
+        if sequence.undrafted_reason is not None:
+            return sequence.undrafted_reason
         if not sequence.drafters:
             return "off_by_request" if self.config.max_num_speculative_tokens else "off_by_operator"
         return self.drafters.disabled_reason(sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from specdec.sampling.logprobs import token_logprobs
+from specdec.sampling.processors import makes_law
 from specdec.sequence import RequestMetrics, Sequence, TokenLogprobs
 
 
@@ -52,12 +53,15 @@ class PromptLogprobs:
         self._sequence = sequence
         self.positions: list[TokenLogprobs | None] = []
 
-    def add(self, raw: torch.Tensor) -> None:
+    def add(self, raw: torch.Tensor) -> bool:
         """`raw` [n, V] are the rows of the chunk that starts at `num_computed_tokens`; row i
-        predicts the token behind it. A preempted prompt is computed again: what is known stays."""
+        predicts the token behind it. A preempted prompt is computed again: what is known stays.
+        False, and nothing added, where a row makes no law."""
         sequence, top_n = self._sequence, self._sequence.params.prompt_logprobs
         if top_n is None or raw.shape[0] == 0:
-            return
+            return True
+        if not bool(makes_law(raw).all()):
+            return False
         if not self.positions:
             self.positions.append(None)
         start = sequence.num_computed_tokens + 1
@@ -66,3 +70,4 @@ class PromptLogprobs:
         targets = sequence.token_ids[known:end]
         rows = raw[known - start : known - start + len(targets)]
         self.positions.extend(token_logprobs(rows, targets, top_n))
+        return True

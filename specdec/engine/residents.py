@@ -57,15 +57,22 @@ class Residents:
         tenant.waiting.append(seq)
         self.num_waiting += 1
 
-    def remove(self, seq: Sequence) -> None:
-        """End a sequence and give its blocks back. Nothing happens if it has ended already."""
+    def remove(self, seq: Sequence, keep_cached: bool = True) -> None:
+        """End a sequence and give its blocks back, to be found by later requests or not. Nothing
+        happens if it has ended already."""
         if self._sequences.pop(seq.seq_id, None) is None:
             return
         tenant = self.tenants.of(seq)
         self._take_out(seq, tenant)
         self.tenants.forget_if_empty(tenant)
-        self._blocks.release(seq.block_table)
+        (self._blocks.release if keep_cached else self._blocks.discard)(seq.block_table)
         seq.status = SequenceStatus.FINISHED
+
+    def recompute(self, seq: Sequence) -> None:
+        """Forget what a running sequence has computed but for text in the prefix cache."""
+        self._blocks.release(seq.block_table)
+        tenant = self.tenants.of(seq)
+        seq.block_table, seq.num_computed_tokens = self._acquire_prefix(seq, tenant)
 
     def pause(self, seq: Sequence) -> None:
         """Out of the batch or the queue; its blocks stay until somebody else needs them."""

@@ -164,9 +164,12 @@ class Scheduler:
             self.finish(seq)
         return seq
 
-    def finish(self, seq: Sequence) -> None:
-        """End a sequence and give its blocks back. Nothing happens if it has ended already."""
-        self._residents.remove(seq)
+    def finish(self, seq: Sequence, keep_cached: bool = True) -> None:
+        """End a sequence and give its blocks back. Nothing happens if it has ended already.
+
+        `keep_cached`: whether later requests may find its text in the prefix cache.
+        """
+        self._residents.remove(seq, keep_cached)
 
     def pause(self, seq: Sequence) -> None:
         """Compute nothing more of a sequence until `resume`; between two steps. It keeps what it
@@ -176,6 +179,11 @@ class Scheduler:
     def resume(self, seq: Sequence) -> None:
         """Back into the queue, where its arrival puts it."""
         self._residents.resume(seq)
+
+    def recompute(self, seq: Sequence) -> None:
+        """Compute the text of a running sequence again: it keeps its place, and of its blocks those
+        with verified text."""
+        self._residents.recompute(seq)
 
     def schedule(self, draft_tokens_reserved: int = 0) -> Schedule:
         """Plan the next step: decodes, then prefills under way and admission by tenants' turns.

@@ -146,6 +146,14 @@ class BlockManager:
         while block_table:
             self._drop_reference(block_table.pop())
 
+    def discard(self, block_table: list[int]) -> None:
+        """As `release`, for contents that are not to be trusted: no later request finds a block of
+        the table that nobody else holds."""
+        for block in block_table:
+            if self._num_references[block] == 1 and self._is_findable(block):
+                self._forget(block)
+        self.release(block_table)
+
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
         """AssertionError unless the books agree with `block_tables`, all the tables there are."""
         tables = list(block_tables)

@@ -41,8 +41,8 @@ class KVLayerSpec:
 class KVPool:
     """Keys and values of all layers, [num_blocks * block_size, row_size] each.
 
-    Zeroed at start: slots that were never written are read as padding, and masked zeros are
-    harmless where masked garbage (NaN) would not be.
+    Zeroed at start, and behind the text of each block that is begun: slots that were not written
+    are read as padding, and masked zeros are harmless where masked garbage (NaN) would not be.
     """
 
     def __init__(
@@ -64,6 +64,11 @@ class KVPool:
     def write(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
         """Store rows [n, row_size] (keys of all heads, then values) at slots [n]."""
         self.layers[layer].index_copy_(0, slots, rows)
+
+    def clear(self, slots: torch.Tensor) -> None:
+        """Zero slots [n] in every layer: what is masked must be finite to be harmless."""
+        for layer in self.layers:
+            layer.index_fill_(0, slots, 0)
 
     def gather(self, layer: int, blocks: torch.Tensor) -> torch.Tensor:
         """Rows of whole blocks [n] in the order given: [n * block_size, row_size], contiguous."""

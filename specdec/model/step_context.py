@@ -69,6 +69,8 @@ class StepContext:
         self.layers = layers
         self.device = device
         self.slots = torch.tensor(plan.slot_mapping, device=device)
+        if unwritten := _unwritten_slots(plan, pool.block_size):
+            pool.clear(torch.tensor(unwritten, device=device))
         self._starts = _starts(plan.query_lens)
         self._rotations: dict[int, tuple[torch.Tensor, torch.Tensor, object]] = {}
         self.restore: torch.Tensor | None = None
@@ -152,6 +154,20 @@ class StepContext:
         mask = _mask(lens, ends, first_block * size, group.max_query, num_keys, window)
         dtype = self.pool.layers[0].dtype
         return KeyRange(block_ids, num_keys, mask.to(self.device, dtype), is_causal=False)
+
+
+def _unwritten_slots(plan: StepPlan, block_size: int) -> list[int]:
+    """Slots behind the text in the blocks that this step begins. Another sequence's numbers are
+    left there, and where those were NaN no mask would keep them out."""
+    slots: list[int] = []
+    for query, end, table in zip(
+        plan.query_lens, plan.context_lens, plan.block_tables, strict=True
+    ):
+        used = end % block_size
+        if 0 < used <= query:
+            start = table[-1] * block_size
+            slots.extend(range(start + used, start + block_size))
+    return slots
 
 
 def _starts(query_lens: list[int]) -> list[int]:

@@ -16,7 +16,7 @@ from specdec.params import SamplingParams
 from specdec.sampling.coupled import coupled_tokens
 from specdec.sampling.law import TOTAL_WEIGHT, SparseLaw
 from specdec.sampling.philox import Domain, uniform_integer
-from specdec.sampling.processors import probs
+from specdec.sampling.processors import greedy_tokens, makes_law, probs
 from specdec.sequence import Verification
 
 
@@ -36,26 +36,31 @@ class DraftItem:
     max_law_entries: int
 
 
-def sample_draft(logits: Tensor, items: Sequence[DraftItem]) -> list[tuple[int, SparseLaw | None]]:
-    """A token, and its law in rejection and block mode, for each row of adjusted logits [n, V]."""
+Drafted = tuple[int, SparseLaw | None]
+
+
+def sample_draft(logits: Tensor, items: Sequence[DraftItem]) -> list[Drafted | None]:
+    """A token, and its law in rejection and block mode, for each row of adjusted logits [n, V];
+    None where the row makes no law."""
     assert len(items) == len(logits)
-    greedy_ids = _greedy_ids(logits, items)
     return [
-        (greedy_ids[row], None)
+        None
+        if greedy_id is None
+        else (greedy_id, None)
         if item.verification is Verification.GREEDY
         else _sample(logits[row : row + 1], item)
-        for row, item in enumerate(items)
+        for row, (item, greedy_id) in enumerate(zip(items, _greedy_ids(logits, items), strict=True))
     ]
 
 
-def _greedy_ids(logits: Tensor, items: Sequence[DraftItem]) -> list[int]:
-    if not any(item.verification is Verification.GREEDY for item in items):
-        return []
-    ids: list[int] = logits.argmax(dim=-1).tolist()
-    return ids
+def _greedy_ids(logits: Tensor, items: Sequence[DraftItem]) -> list[int | None]:
+    """The argmax where anyone needs it, else any number; None where a row makes no law."""
+    if any(item.verification is Verification.GREEDY for item in items):
+        return greedy_tokens(logits)
+    return [0 if is_law else None for is_law in makes_law(logits).tolist()]
 
 
-def _sample(logits: Tensor, item: DraftItem) -> tuple[int, SparseLaw | None]:
+def _sample(logits: Tensor, item: DraftItem) -> Drafted:
     if item.verification is Verification.COUPLED:
         return next(coupled_tokens(logits, item.params, item.seed, item.position)), None
     draft_probs = probs(logits, item.params)[0].cpu().numpy()

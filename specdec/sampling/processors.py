@@ -182,8 +182,24 @@ def _mask_bad_words(logits: Tensor, rows: SequenceRows) -> None:
             _mask(logits[row : row + 1], banned)
 
 
+def makes_law(logits: Tensor) -> Tensor:
+    """Whether a token can be chosen by each row of `logits` [r, V]: bool [r].
+
+    The largest entry must be finite. -inf excludes a token, be it by the model or by the request;
+    NaN or +inf anywhere, or -inf everywhere, leave no law.
+    """
+    return logits.amax(dim=-1).isfinite()
+
+
+def greedy_tokens(logits: Tensor) -> list[int | None]:
+    """The argmax of each row of `logits` [r, V], None where it makes no law; in one transfer."""
+    chosen = torch.where(makes_law(logits), logits.argmax(dim=-1), -1)
+    return [token_id if token_id >= 0 else None for token_id in chosen.tolist()]
+
+
 def filtered_logits(logits: Tensor, params: SamplingParams) -> Tensor:
-    """(logits - their maximum) / temperature, float64 [r, V], -inf outside top-k, top-p, min-p.
+    """(logits - their maximum) / temperature, float64 [r, V], -inf outside top-k, top-p, min-p,
+    of rows that make a law.
 
     Each filter keeps the tokens that tie with the last one kept, so that the result depends on
     the values of a row alone, never on the order of equals. Temperature must be above 0.

@@ -39,7 +39,7 @@ UNKNOWN_REASON = "unknown"
 NUM_PAUSED_COMMITS = 32
 MAX_FRUITLESS_OPENS = 8
 
-_FOR_GOOD = frozenset({"context_full", "unsupported"})
+_FOR_GOOD = frozenset({"context_full", "unsupported", "not_finite"})
 _PAUSING = frozenset({"kv_full", "draining"})
 
 

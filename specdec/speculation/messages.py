@@ -142,6 +142,7 @@ DECLINE_REASONS = (
     "overloaded",  # would miss the deadline
     "draining",  # the replica is going away
     "unsupported",  # a token or parameter that this draft has no place for; for good
+    "not_finite",  # the draft's model makes NaN or infinities of this text; for good
     "failed",  # the draft's model raised an error; the session is rebuilt when asked again
 )
 

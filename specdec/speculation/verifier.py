@@ -11,6 +11,7 @@ Leviathan et al. 2211.17192 (rejection), Sun et al. 2403.10444 (block), Daliri e
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,8 +21,16 @@ from torch import Tensor
 from specdec.sampling.coupled import coupled_tokens
 from specdec.sampling.law import SparseLaw
 from specdec.sampling.philox import Domain, uniform
-from specdec.sampling.processors import SequenceRows, adjust_logits, probs
+from specdec.sampling.processors import (
+    SequenceRows,
+    adjust_logits,
+    greedy_tokens,
+    makes_law,
+    probs,
+)
 from specdec.sequence import Verification
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,33 +230,59 @@ def _probability_ratios(
 # --- The engine's entry -------------------------------------------------------------------------
 
 
-def verify_step(logits: Tensor, items: Sequence[VerifyItem]) -> list[Verdict]:
+def verify_step(logits: Tensor, items: Sequence[VerifyItem]) -> list[Verdict | None]:
     """Verify all sequences of a step; `logits` [sum of rows, V] in the order of `items`.
 
-    Never changes `logits`. A sequence without draft tokens gets one token from the same rules.
+    None for a sequence of which any row makes no law, or whose verification failed: nothing is
+    decided for it. The others' verdicts are what they are without it. Never changes `logits`. A
+    sequence without draft tokens gets one token from the same rules.
     """
-    adjusted = adjust_logits(logits, [item.rows for item in items])
-    greedy_ids = _greedy_ids(adjusted, items)
+    greedy_ids = _greedy_or_law(logits, items)
     verdicts = []
     first_row = 0
     for item in items:
         rows = slice(first_row, first_row + item.rows.num_rows)
-        if item.verification is Verification.GREEDY:
-            verdicts.append(verify_equal(greedy_ids[rows], item.rows.draft_token_ids))
-        elif item.verification is Verification.COUPLED:
-            verdicts.append(_verify_coupled(adjusted[rows], item))
-        else:
-            verdicts.append(_verify_sampled(adjusted[rows], item))
+        verdicts.append(_verify_item(logits[rows], greedy_ids[rows], item))
         first_row = rows.stop
     return verdicts
 
 
-def _greedy_ids(logits: Tensor, items: Sequence[VerifyItem]) -> list[int]:
-    """The argmax of every row, in one operation for the whole step, if anyone needs it."""
-    if not any(item.verification is Verification.GREEDY for item in items):
-        return []
-    ids: list[int] = logits.argmax(dim=-1).tolist()
-    return ids
+def _greedy_or_law(logits: Tensor, items: Sequence[VerifyItem]) -> list[int | None]:
+    """Of every row, in one operation for the whole step, the argmax where anyone needs it, else any
+    number; None where the row makes no law."""
+    if any(item.verification is Verification.GREEDY for item in items):
+        return greedy_tokens(logits)
+    return [0 if is_law else None for is_law in makes_law(logits).tolist()]
+
+
+def _verify_item(
+    logits: Tensor, greedy_ids: Sequence[int | None], item: VerifyItem
+) -> Verdict | None:
+    """What a request asks for decides what happens here, so an error is that request's alone."""
+    if None in greedy_ids:
+        return None
+    try:
+        return _apply_rule(logits, greedy_ids, item)
+    except Exception:
+        logger.exception("verification failed in %s mode", item.verification)
+        return None
+
+
+def _apply_rule(
+    logits: Tensor, greedy_ids: Sequence[int | None], item: VerifyItem
+) -> Verdict | None:
+    adjusted = adjust_logits(logits, [item.rows])
+    if adjusted is not logits:
+        # What was added may have overflowed.
+        greedy_ids = _greedy_or_law(adjusted, [item])
+        if None in greedy_ids:
+            return None
+    if item.verification is Verification.GREEDY:
+        own = [token_id for token_id in greedy_ids if token_id is not None]
+        return verify_equal(own, item.rows.draft_token_ids)
+    if item.verification is Verification.COUPLED:
+        return _verify_coupled(adjusted, item)
+    return _verify_sampled(adjusted, item)
 
 
 def _verify_coupled(logits: Tensor, item: VerifyItem) -> Verdict:

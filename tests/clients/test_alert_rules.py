@@ -162,6 +162,13 @@ CASES = (
         {KV_USAGE: "0.9+0x30", "specdec_preemptions_total": "0+1x30"},
         quiet=("12m", "30m"),
     ),
+    Case(
+        "SpecdecModelNotFinite",
+        "one request meets NaN",
+        {"specdec_not_finite_total": "0+0x10 1+0x30"},
+        firing=("12m",),
+        quiet=("9m", "30m"),
+    ),
     # 20 % late burn the budget of 1 % at 20 times its rate: above 14.4. 10 % do not.
     Case(
         "SpecdecFirstTokenBudgetBurnsFast",

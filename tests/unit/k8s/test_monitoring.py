@@ -72,6 +72,7 @@ def test_every_alert_that_the_fleet_needs_is_there():
         "SpecdecDrafterLost",
         "SpecdecSlowerThanBaseline",
         "SpecdecKvPressure",
+        "SpecdecModelNotFinite",
         "SpecdecFirstTokenBudgetBurnsFast",
         "SpecdecFirstTokenBudgetBurnsSlowly",
     }
