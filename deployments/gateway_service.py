@@ -25,7 +25,7 @@ from deployments.target import TargetDescription
 from deployments.target_client import TargetClient
 from deployments.tracing import Tracing
 from specdec.engine.builder import model_name
-from specdec.engine.request import GenerateRequest, allowed_drafters
+from specdec.engine.request import GenerateRequest, allowed_drafters, check_logprobs
 from specdec.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -57,6 +57,7 @@ class GatewayService:
     ) -> None:
         self.settings = settings.gateway
         self.speculation = settings.target.speculation
+        self.max_logprobs_bytes = settings.target.scheduler.max_logprobs_bytes
         self._keys = load_api_keys(self.settings)
         self.model = self.settings.model_name or model_name(settings.target.target)
         self.target = target
@@ -194,9 +195,9 @@ class GatewayService:
         self.check_num_prompts(len(prompts), n)
         limits = await self.description()
         if sum(map(len, prompts)) > MAX_CHECKED_AT_ONCE:
-            await asyncio.to_thread(self._check, prompts, params, limits)
+            await asyncio.to_thread(self._check, prompts, n, params, limits)
         else:
-            self._check(prompts, params, limits)
+            self._check(prompts, n, params, limits)
         if timeout_s is not None and not 0 < timeout_s <= self.settings.request_timeout_s:
             raise InvalidRequestError(
                 f"timeout: must be above 0 and at most {self.settings.request_timeout_s} seconds, "
@@ -213,17 +214,24 @@ class GatewayService:
                 partition=partition,
                 timeout_s=timeout_s,
                 traffic_class=traffic_class_of(partition),
+                is_checked=True,
             )
             for i in range(total)
         ]
 
     def _check(
-        self, prompts: Sequence[list[int]], params: SamplingParams, limits: TargetDescription
+        self,
+        prompts: Sequence[list[int]],
+        n: int,
+        params: SamplingParams,
+        limits: TargetDescription,
     ) -> None:
         params.validate(limits.vocab_size)
         allowed_drafters(params, self.speculation)
         for prompt in prompts:
             validate_prompt(prompt, params, limits.vocab_size, limits.max_model_len)
+        lengths = [len(prompt) for prompt in prompts]
+        check_logprobs(params, lengths, n, limits.max_model_len, self.max_logprobs_bytes)
 
     async def explain(self, caller: Caller, request_id: str) -> list[ReplicaExplanations]:
         """Why a request of the caller's tenant got its K.

@@ -12,6 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+DEFAULT_MAX_LOGPROBS_BYTES = 256 * 2**20
+# Of how many prompt tokens a step computes log-probabilities, for all requests together.
+PROMPT_LOGPROB_ROWS = 64
+
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -50,10 +54,11 @@ class CacheConfig(_Config):
 
 
 class SchedulerConfig(_Config):
-    """Limits of a step and of the queue. `max_num_batched_tokens` is the one token budget of a
-    step: prefill chunks, decode tokens and draft tokens together. `max_num_sequences_per_tenant`:
-    a tenant's limit also while no other wants the places; default: none. `max_queue` is each
-    tenant's own, so that nobody fills another's."""
+    """Limits of a step, of the queue and of a request. `max_num_batched_tokens` is the one token
+    budget of a step: prefill chunks, decode tokens and draft tokens together.
+    `max_num_sequences_per_tenant`: a tenant's limit also while no other wants the places; default:
+    none. `max_queue` is each tenant's own, so that nobody fills another's. `max_logprobs_bytes`:
+    what the log-probabilities of one request may take, over all its prompts and completions."""
 
     max_num_sequences: PositiveInt = 32
     max_num_sequences_per_tenant: PositiveInt | None = None
@@ -62,6 +67,12 @@ class SchedulerConfig(_Config):
         None, description="prompt + output; default: the model's own limit"
     )
     max_queue: PositiveInt = 256
+    max_logprobs_bytes: PositiveInt = DEFAULT_MAX_LOGPROBS_BYTES
+
+    def max_logit_rows(self, max_num_speculative_tokens: int) -> int:
+        """The most rows of a step that logits are computed for."""
+        verified = self.max_num_sequences * (max_num_speculative_tokens + 1)
+        return min(self.max_num_batched_tokens, verified + PROMPT_LOGPROB_ROWS)
 
 
 class SpeculationConfig(_Config):

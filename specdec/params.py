@@ -16,9 +16,15 @@ from specdec.errors import InvalidRequestError
 MAX_SEED = 2**63 - 1
 MIN_SEED = -(2**63)
 MAX_TOP_LOGPROBS = 20
+# A request's lists are kept while it waits, and are work in each of its steps: none may be as long
+# as the vocabulary but `allowed_token_ids`, whose cost in a step does not depend on its length.
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 1024
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
 MAX_BAD_WORDS = 1000
 MAX_BAD_WORD_TOKENS = 100
+MAX_BAD_WORDS_TOKENS = 10_000
 # A word is banned as it begins a text and as it follows a space.
 BAD_WORD_FORMS = 2
 MAX_SHOWN = 80
@@ -189,19 +195,21 @@ class SamplingParams:
         self.speculation.validate()
 
     def _validate_token_ids(self, vocab_size: int) -> None:
-        """No list is longer than the vocabulary: what a request costs every step is bounded."""
+        """Every list is bounded: what a request costs in memory and in every step is too."""
         if not isinstance(self.logit_bias, Mapping):
             raise _fail("logit_bias", f"must be an object, got {shown(self.logit_bias)}")
-        if len(self.logit_bias) > vocab_size:
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise _fail(
                 "logit_bias",
-                f"must have at most {vocab_size} entries, got {len(self.logit_bias)}",
+                f"must have at most {MAX_LOGIT_BIAS} entries, got {len(self.logit_bias)}",
             )
         for token_id, bias in self.logit_bias.items():
             _check_token_id("logit_bias", token_id, vocab_size)
             _check_number("logit_bias", bias, -100, 100, "between -100 and 100")
+        _check_list("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         _check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         if self.allowed_token_ids is not None:
+            _check_list("allowed_token_ids", self.allowed_token_ids, vocab_size)
             _check_token_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
             if not self.allowed_token_ids:
                 raise _fail("allowed_token_ids", "must not be empty")
@@ -213,18 +221,33 @@ class SamplingParams:
             _check_list("bad_words", word, MAX_BAD_WORD_TOKENS)
             if not word:
                 raise _fail("bad_words", "must not hold an empty word")
-            for token_id in word:
-                _check_token_id("bad_words", token_id, vocab_size)
+        num_tokens = sum(len(word) for word in self.bad_words_token_ids)
+        if num_tokens > MAX_BAD_WORDS_TOKENS:
+            raise _fail(
+                "bad_words",
+                f"must have at most {MAX_BAD_WORDS_TOKENS} tokens together, in both forms of each "
+                f"word, got {num_tokens}",
+            )
+        for word in self.bad_words_token_ids:
+            _check_token_ids("bad_words", word, vocab_size)
 
     def _validate_stop(self) -> None:
         _check_list("stop", self.stop, MAX_STOP_STRINGS)
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise _fail("stop", f"must hold non-empty strings, got {shown(text)}")
+            if len(text) > MAX_STOP_CHARS:
+                raise _fail(
+                    "stop",
+                    f"strings must have at most {MAX_STOP_CHARS} characters, got {len(text)}",
+                )
 
 
-def _check_token_ids(name: str, token_ids: Collection[object], vocab_size: int) -> None:
-    _check_list(name, token_ids, vocab_size)
+def _check_token_ids(name: str, token_ids: Collection[Any], vocab_size: int) -> None:
+    # Many at once are seen to be right without a look at each: prompts are long.
+    is_plain = set(map(type, token_ids)) == {int}
+    if is_plain and min(token_ids) >= 0 and max(token_ids) < vocab_size:
+        return
     for token_id in token_ids:
         _check_token_id(name, token_id, vocab_size)
 
@@ -251,5 +274,4 @@ def validate_prompt(
             f"{params.min_tokens} beyond a prompt of {len(prompt_token_ids)} tokens exceeds the "
             f"context of {max_model_len} tokens",
         )
-    for token_id in prompt_token_ids:
-        _check_token_id("prompt", token_id, vocab_size)
+    _check_token_ids("prompt", prompt_token_ids, vocab_size)

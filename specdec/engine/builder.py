@@ -43,7 +43,12 @@ def build_engine(
     blocks = BlockManager(
         executor.num_blocks, executor.block_size, config.cache.enable_prefix_caching
     )
-    limits = Limits(executor.vocab_size, max_model_len, load_eos_token_ids(config.target))
+    limits = Limits(
+        executor.vocab_size,
+        max_model_len,
+        load_eos_token_ids(config.target),
+        config.scheduler.max_logprobs_bytes,
+    )
     tokenizer = load_tokenizer(config.target)
     proposers: dict[str, Proposer] = {}
     if "draft" in speculation.drafters:

@@ -292,10 +292,4 @@ class DraftEngine:
 
 def _rows(session: Session) -> SequenceRows:
     """The one row behind text + tail, with the history that its position would have."""
-    prompt = session.opened.prompt_token_ids
-    return SequenceRows(
-        params=session.opened.params,
-        prompt_token_ids=prompt,
-        output_token_ids=session.token_ids[len(prompt) :] + session.tail,
-        stop_token_ids=session.stop_token_ids,
-    )
+    return SequenceRows(session.request_logits, session.tail, first_row=len(session.tail))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specdec.sampling.law import SparseLaw
+from specdec.sampling.request_logits import RequestLogits
 from specdec.sequence import Verification
 from specdec.speculation.messages import Commit, Open, Proposal
 
@@ -53,6 +54,7 @@ class Session:
     opened: Open
     token_ids: list[int]
     stop_token_ids: frozenset[int]
+    request_logits: RequestLogits
     max_model_len: int
     last_used_s: float
     tail: list[int] = field(default_factory=list)
@@ -77,11 +79,14 @@ class Session:
     ) -> Session:
         params = opened.params
         eos = frozenset() if params.ignore_eos else eos_token_ids
+        stops = eos.union(params.stop_token_ids)
+        text = opened.prompt_token_ids + opened.output_token_ids
         return cls(
             target=target,
             opened=opened,
-            token_ids=opened.prompt_token_ids + opened.output_token_ids,
-            stop_token_ids=eos.union(params.stop_token_ids),
+            token_ids=text,
+            stop_token_ids=stops,
+            request_logits=RequestLogits(params, text, len(opened.prompt_token_ids), stops),
             max_model_len=max_model_len,
             last_used_s=now_s,
         )

@@ -34,6 +34,7 @@ from specdec.errors import (
 from specdec.kvcache.block_manager import BlockManager
 from specdec.model.executor import Executor
 from specdec.params import SamplingParams, validate_prompt
+from specdec.sampling.request_logits import RequestLogits
 from specdec.sequence import Sequence, SequenceOutput
 from specdec.speculation.controller import (
     Controller,
@@ -54,6 +55,23 @@ class _Live:
     sequence: Sequence
     output: OutputState
     prompt_logprobs: PromptLogprobs
+    logits: RequestLogits
+
+    @classmethod
+    def of(cls, sequence: Sequence, tokenizer: TokenDecoder | None) -> _Live:
+        params = sequence.params
+        eos = frozenset[int]() if params.ignore_eos else sequence.eos_token_ids
+        return cls(
+            sequence,
+            OutputState(sequence, tokenizer),
+            PromptLogprobs(sequence),
+            RequestLogits(
+                params,
+                sequence.token_ids,
+                sequence.num_prompt_tokens,
+                eos.union(params.stop_token_ids),
+            ),
+        )
 
 
 class Engine:
@@ -106,7 +124,7 @@ class Engine:
         )
         if request.params.stop and self.tokenizer is None:
             raise InvalidRequestError("stop: needs a tokenizer", field="stop")
-        live = _Live(sequence, OutputState(sequence, self.tokenizer), PromptLogprobs(sequence))
+        live = _Live.of(sequence, self.tokenizer)
         self.scheduler.add(sequence)
         self._live[sequence.seq_id] = live
         self.explanations.begin(sequence)
@@ -223,7 +241,8 @@ class Engine:
         run_started_s = self._clock()
         rows = build_rows(schedule, ks, drafts)
         logits = self.executor.execute(build_plan(rows, self.executor.block_size))
-        indices, items = verify_work(rows)
+        requests = {row.sequence.seq_id: self._live[row.sequence.seq_id].logits for row in rows}
+        indices, items = verify_work(rows, requests)
         verdicts = verify_step(logits[indices] if len(indices) < len(logits) else logits, items)
         num_kv_tokens = sum(row.sequence.num_computed_tokens for row in rows)
         results, committed = self._commit(rows, logits, verdicts, outputs)

@@ -6,6 +6,7 @@ the token ids that `append` kept, and cuts log-probabilities to the same number.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -43,11 +44,53 @@ class StopMatch:
     stop: str
 
 
+class _StopString:
+    """Finds one stop string in a text that comes in pieces, reading each character once (Knuth,
+    Morris and Pratt, 1977)."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        # Entry i: the longest beginning of the stop string, shorter than i, that its first i
+        # characters end with. Grown as far as the text has ever matched.
+        self._fallbacks = [0, 0]
+
+    def ends(self, delta: str) -> Iterator[int]:
+        """Where in `delta` an occurrence ends; afterwards `num_matched` is the longest proper
+        beginning of the stop string that the text ends with."""
+        at = 0
+        while at < len(delta):
+            if self.num_matched == 0:
+                at = delta.find(self.stop[0], at)
+                if at < 0:
+                    return
+            self._take(delta[at])
+            at += 1
+            if self.num_matched == len(self.stop):
+                self.num_matched = self._fallback(len(self.stop))
+                yield at
+
+    def _take(self, character: str) -> None:
+        while self.stop[self.num_matched] != character:
+            if self.num_matched == 0:
+                return
+            self.num_matched = self._fallback(self.num_matched)
+        self.num_matched += 1
+
+    def _fallback(self, length: int) -> int:
+        while len(self._fallbacks) <= length:
+            character, shorter = self.stop[len(self._fallbacks) - 1], self._fallbacks[-1]
+            while shorter and self.stop[shorter] != character:
+                shorter = self._fallbacks[shorter]
+            self._fallbacks.append(shorter + (self.stop[shorter] == character))
+        return self._fallbacks[length]
+
+
 class StopStrings:
     """Holds text back while it may be the beginning of a stop string."""
 
     def __init__(self, stops: SequenceOf[str]) -> None:
-        self._stops = tuple(stops)
+        self._stops = [_StopString(stop) for stop in stops]
         self._held = ""
 
     def push(self, delta: str, honoured: bool) -> tuple[str, StopMatch | None]:
@@ -55,36 +98,30 @@ class StopStrings:
 
         The match is the stop string that is complete first, character by character, so that the
         result depends on the text alone and not on how it was split into tokens. A stop string
-        completed while not `honoured` is ordinary text for good.
+        completed while not `honoured` is ordinary text for good. Each character is read once.
         """
+        if not self._stops:
+            return delta, None
         text = self._held + delta
-        if honoured and (match := self._find(text, len(self._held))):
+        matches = [match for stop in self._stops if (match := self._find(stop, delta, honoured))]
+        if matches:
             self._held = ""
-            return text, match
-        free = len(text) - self._num_open(text)
+            return text, min(matches, key=lambda match: (match.end, match.start))
+        free = len(text) - max(stop.num_matched for stop in self._stops)
         self._held = text[free:]
         return text[:free], None
+
+    def _find(self, stop: _StopString, delta: str, honoured: bool) -> StopMatch | None:
+        """The first end in `delta`, where it is honoured; in the text that is held back too."""
+        for end in stop.ends(delta):
+            if honoured:
+                end += len(self._held)
+                return StopMatch(end - len(stop.stop), end, stop.stop)
+        return None
 
     def flush(self) -> str:
         held, self._held = self._held, ""
         return held
-
-    def _find(self, text: str, old: int) -> StopMatch | None:
-        """The first stop string to end beyond text[:old]."""
-        matches = []
-        for stop in self._stops:
-            start = text.find(stop, max(0, old - len(stop) + 1))
-            if start >= 0:
-                matches.append(StopMatch(start, start + len(stop), stop))
-        return min(matches, key=lambda match: (match.end, match.start), default=None)
-
-    def _num_open(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0
 
 
 class OutputState:

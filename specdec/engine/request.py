@@ -7,12 +7,17 @@ be, which verification rule applies. It knows nothing of steps.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from specdec.config import SpeculationConfig
+from specdec.config import DEFAULT_MAX_LOGPROBS_BYTES, SpeculationConfig
 from specdec.errors import InvalidRequestError
 from specdec.params import SamplingParams, shown, validate_prompt
 from specdec.sequence import Sequence, Verification, resolve_verification
+
+# One (token, log-probability) at its peak: in the engine's lists, in the gateway's, and in the JSON
+# that is made of them, all at once.
+BYTES_PER_LOGPROB = 700
 
 
 @dataclass(slots=True)
@@ -20,6 +25,8 @@ class GenerateRequest:
     """One prompt to continue. `partition` (tenant and cache_salt) bounds whom it shares cached
     text with; `timeout_s` counts from arrival; `traceparent` is the W3C trace context of a request
     that is traced, else "". `traffic_class` (a tenant) names totals that also count it, None: none.
+    `is_checked`: parameters and prompt were checked at the front door, against this engine's own
+    limits, so that the engine's thread need not.
     """
 
     request_id: str
@@ -29,6 +36,7 @@ class GenerateRequest:
     timeout_s: float | None = None
     traceparent: str = ""
     traffic_class: str | None = None
+    is_checked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,7 @@ class Limits:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    max_logprobs_bytes: int = DEFAULT_MAX_LOGPROBS_BYTES
 
 
 def allowed_drafters(params: SamplingParams, config: SpeculationConfig) -> tuple[str, ...]:
@@ -65,6 +74,37 @@ def largest_k(params: SamplingParams, config: SpeculationConfig) -> int:
     return limit if asked is None else min(asked, limit)
 
 
+def check_request(request: GenerateRequest, limits: Limits) -> None:
+    """Raises InvalidRequestError, naming the field, unless the model can do what is asked."""
+    params, prompt = request.params, request.prompt_token_ids
+    params.validate(limits.vocab_size)
+    validate_prompt(prompt, params, limits.vocab_size, limits.max_model_len)
+    check_logprobs(params, [len(prompt)], 1, limits.max_model_len, limits.max_logprobs_bytes)
+
+
+def check_logprobs(
+    params: SamplingParams, prompt_lens: SequenceOf[int], n: int, max_model_len: int, max_bytes: int
+) -> None:
+    """Whether the log-probabilities of `n` completions of each prompt stay within `max_bytes`, if
+    no output ends early. Raises InvalidRequestError, naming the larger part of them."""
+    in_prompts = in_outputs = 0
+    if params.prompt_logprobs is not None:
+        in_prompts = n * sum(prompt_lens) * (1 + params.prompt_logprobs)
+    if params.logprobs is not None:
+        longest = (min(params.max_tokens, max_model_len - length) for length in prompt_lens)
+        in_outputs = n * sum(longest) * (1 + params.logprobs)
+    num_bytes = (in_prompts + in_outputs) * BYTES_PER_LOGPROB
+    if num_bytes <= max_bytes:
+        return
+    field = "prompt_logprobs" if in_prompts > in_outputs else "logprobs"
+    raise InvalidRequestError(
+        f"{field}: up to {in_prompts + in_outputs} log-probabilities would take {num_bytes} bytes, "
+        f"over all completions of this request; allowed: {max_bytes}. Ask for fewer per token, "
+        "fewer tokens or completions, or shorter prompts",
+        field=field,
+    )
+
+
 def make_sequence(
     request: GenerateRequest, seq_id: int, config: SpeculationConfig, limits: Limits, now_s: float
 ) -> Sequence:
@@ -73,8 +113,8 @@ def make_sequence(
     Raises InvalidRequestError, naming the field.
     """
     params = request.params
-    params.validate(limits.vocab_size)
-    validate_prompt(request.prompt_token_ids, params, limits.vocab_size, limits.max_model_len)
+    if not request.is_checked:
+        check_request(request, limits)
     if request.timeout_s is not None and not request.timeout_s > 0:
         raise InvalidRequestError("timeout: must be above 0 seconds", field="timeout")
     verification = resolve_verification(params)

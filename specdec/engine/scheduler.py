@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from specdec.config import SchedulerConfig
+from specdec.config import PROMPT_LOGPROB_ROWS, SchedulerConfig
 from specdec.engine.fair_queue import FairQueue
 from specdec.engine.residents import Residents
 from specdec.engine.tenants import Tenant
@@ -93,6 +93,7 @@ class Scheduler:
         self._turns = FairQueue(max(1, budget // QUANTA_PER_STEP), max_debt=budget)
         self._num_budget_tokens_left = 0
         self._chunks: dict[int, int] = {}  # of the step: prefill tokens by sequence id
+        self._num_prompt_rows_left = 0
         self._may_admit = True
 
     @property
@@ -272,6 +273,7 @@ class Scheduler:
     def _share_out(self, schedule: Schedule, budget: int) -> None:
         """Spend up to `budget` tokens on prompts, by turns of the tenants that have some."""
         self._chunks = {}
+        self._num_prompt_rows_left = PROMPT_LOGPROB_ROWS
         prefills: dict[str, deque[Sequence]] = {}
         for seq in self._residents.running:
             if _is_prefill(seq):
@@ -312,6 +314,12 @@ class Scheduler:
         seq = prefills[0]
         num_left = seq.num_tokens - seq.num_computed_tokens - self._chunks.get(seq.seq_id, 0)
         chunk = min(most, num_left)
+        if seq.params.prompt_logprobs is not None:
+            # Logits of all its rows are dear in time and memory: some of them in each step.
+            chunk = min(chunk, self._num_prompt_rows_left)
+            self._num_prompt_rows_left -= chunk
+        if chunk == 0:
+            return 0
         self._chunks[seq.seq_id] = self._chunks.get(seq.seq_id, 0) + chunk
         if chunk == num_left:
             prefills.popleft()

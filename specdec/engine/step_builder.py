@@ -1,6 +1,6 @@
 """From a schedule and its proposals to the step plan and the verifier's work list.
 
-Pure: reads sequences, changes nothing, knows no tensors. One `Row` per sequence that takes part
+Pure: reads sequences, changes nothing, computes no tensors. One `Row` per sequence that takes part
 in the step, in the order of the plan.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from specdec.engine.scheduler import Schedule
 from specdec.sampling.processors import SequenceRows
+from specdec.sampling.request_logits import RequestLogits
 from specdec.sequence import Sequence
 from specdec.speculation.proposer import DraftTokens
 from specdec.speculation.verifier import VerifyItem
@@ -84,8 +85,11 @@ def build_plan(rows: list[Row], block_size: int) -> StepPlan:
     return plan
 
 
-def verify_work(rows: list[Row]) -> tuple[list[int], list[VerifyItem]]:
-    """Which of the plan's logit rows the verifier needs, in order, and its items."""
+def verify_work(
+    rows: list[Row], requests: Mapping[int, RequestLogits]
+) -> tuple[list[int], list[VerifyItem]]:
+    """Which of the plan's logit rows the verifier needs, in order, and its items; `requests` by
+    sequence id."""
     indices: list[int] = []
     items: list[VerifyItem] = []
     first = 0
@@ -93,23 +97,15 @@ def verify_work(rows: list[Row]) -> tuple[list[int], list[VerifyItem]]:
         end = first + row.num_logit_rows
         if row.num_verify_rows:
             indices.extend(range(first + row.num_prompt_rows, end))
-            items.append(_verify_item(row))
+            items.append(_verify_item(row, requests[row.sequence.seq_id]))
         first = end
     return indices, items
 
 
-def _verify_item(row: Row) -> VerifyItem:
+def _verify_item(row: Row, request: RequestLogits) -> VerifyItem:
     sequence = row.sequence
-    params = sequence.params
-    eos = frozenset[int]() if params.ignore_eos else sequence.eos_token_ids
     return VerifyItem(
-        rows=SequenceRows(
-            params=params,
-            prompt_token_ids=sequence.prompt_token_ids,
-            output_token_ids=sequence.output_token_ids,
-            draft_token_ids=row.draft.token_ids,
-            stop_token_ids=eos.union(params.stop_token_ids),
-        ),
+        rows=SequenceRows(request, row.draft.token_ids),
         verification=sequence.verification,
         seed=sequence.seed,
         position=sequence.num_tokens,

@@ -15,7 +15,8 @@ from specdec.step_plan import StepPlan
 
 def largest_plan(num_tokens: int, num_logit_rows: int, block_size: int) -> StepPlan:
     """The step with the highest memory peak: one prompt chunk of `num_tokens`, logits wanted for
-    as many of its rows as a full batch of draft tokens would need."""
+    as many of its rows as any step asks for: a full batch of draft tokens, and log-probabilities
+    of prompts beside it."""
     plan = StepPlan()
     blocks = list(range(-(-num_tokens // block_size)))
     plan.add([0] * num_tokens, 0, blocks, block_size, min(num_logit_rows, num_tokens))

@@ -198,7 +198,7 @@ def rank_spec(
         model=_with_threads(model),
         cache=cache,
         max_num_tokens=scheduler.max_num_batched_tokens,
-        max_num_logit_rows=scheduler.max_num_sequences * (max_num_speculative_tokens + 1),
+        max_num_logit_rows=scheduler.max_logit_rows(max_num_speculative_tokens),
     )
 
 

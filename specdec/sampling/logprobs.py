@@ -13,8 +13,10 @@ from torch import Tensor
 
 from specdec.sequence import TokenLogprobs
 
-# Rows turned into float64 at a time: a prompt chunk may bring hundreds.
+# Rows turned into float64 at a time: a prompt chunk may bring many. One alone fits a processor's
+# cache.
 ROWS_AT_ONCE = 16
+ROWS_AT_ONCE_ON_CPU = 1
 
 
 def token_logprobs(raw_logits: Tensor, token_ids: Sequence[int], top_n: int) -> list[TokenLogprobs]:
@@ -24,8 +26,9 @@ def token_logprobs(raw_logits: Tensor, token_ids: Sequence[int], top_n: int) -> 
     """
     assert len(token_ids) == len(raw_logits)
     results = []
-    for start in range(0, len(token_ids), ROWS_AT_ONCE):
-        rows = slice(start, start + ROWS_AT_ONCE)
+    step = ROWS_AT_ONCE_ON_CPU if raw_logits.device.type == "cpu" else ROWS_AT_ONCE
+    for start in range(0, len(token_ids), step):
+        rows = slice(start, start + step)
         results += _token_logprobs(raw_logits[rows], token_ids[rows], top_n)
     return results
 
@@ -34,7 +37,7 @@ def _token_logprobs(logits: Tensor, token_ids: Sequence[int], top_n: int) -> lis
     log_total = torch.logsumexp(logits.double(), dim=-1, keepdim=True)
     index = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)[:, None]
     chosen = logits.gather(1, index)
-    ranks = (logits > chosen).sum(dim=-1) + 1
+    ranks = torch.count_nonzero(logits > chosen, dim=-1) + 1
     top_logits, top_ids = logits.topk(min(top_n, logits.shape[-1]), dim=-1)
     return [
         TokenLogprobs(token_id, logprob, rank, list(zip(ids, logprobs, strict=True)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from specdec import params
 from specdec.errors import InvalidRequestError
 from specdec.params import SamplingParams, SpeculationParams, shown, validate_prompt
 
 VOCAB_SIZE = 100
+PLAIN = ("max_tokens", "min_tokens")
 
 
 def refused(**values) -> InvalidRequestError:
@@ -18,8 +20,11 @@ def refused(**values) -> InvalidRequestError:
 
 TOO_MANY = [
     ("allowed_token_ids", "allowed_token_ids", (1,) * (VOCAB_SIZE + 1)),
-    ("stop_token_ids", "stop_token_ids", (1,) * (VOCAB_SIZE + 1)),
-    ("logit_bias", "logit_bias", dict.fromkeys(range(VOCAB_SIZE + 1), 0.0)),
+    ("stop_token_ids", "stop_token_ids", (1,) * 1025),
+    ("logit_bias", "logit_bias", dict.fromkeys(range(1025), 0.0)),
+    ("stop", "stop", ("x" * 1025,)),
+    ("stop", "stop", ("x",) * 17),
+    ("bad_words_token_ids", "bad_words", ((1,) * 100,) * 101),
     ("bad_words_token_ids", "bad_words", ((1,),) * 2001),
     ("bad_words_token_ids", "bad_words", ((1,) * 101,)),
 ]
@@ -38,7 +43,8 @@ def test_as_many_entries_as_the_vocabulary_has_are_allowed():
         allowed_token_ids=every,
         stop_token_ids=every,
         logit_bias=dict.fromkeys(every, 1.0),
-        bad_words_token_ids=((1,) * 100,) * 2000,
+        stop=("x" * 1024,) * 16,
+        bad_words_token_ids=((1,) * 5,) * 2000,
     ).validate(VOCAB_SIZE)
 
 
@@ -111,3 +117,17 @@ def test_a_prompt_that_is_too_long_is_refused_before_its_ids_are_read():
 
     with pytest.raises(InvalidRequestError, match="must fit the context"):
         validate_prompt(Unread([0] * 50), SamplingParams(), VOCAB_SIZE, max_model_len=50)
+
+
+def test_a_long_list_is_not_looked_at_token_by_token(monkeypatch):
+    monkeypatch.setattr(params, "_check_int", lambda name, *_: name in PLAIN or pytest.fail(name))
+    every = tuple(range(VOCAB_SIZE)) * 100
+    validate_prompt(every, SamplingParams(), VOCAB_SIZE, 100_000)
+
+
+@pytest.mark.parametrize("wrong", [VOCAB_SIZE, -1, True, 1.0, "1", None])
+def test_one_wrong_token_in_a_long_list_is_found(wrong):
+    with pytest.raises(InvalidRequestError) as error:
+        validate_prompt([*range(50), wrong, *range(50)], SamplingParams(), VOCAB_SIZE, 1000)
+    assert error.value.field == "prompt"
+    assert error.value.message.endswith(f"got {shown(wrong)}")

@@ -14,11 +14,11 @@ import torch
 from specdec.config import CacheConfig, DraftConfig, ModelConfig, SchedulerConfig
 from specdec.engine.draft_engine import DraftEngine
 from specdec.params import SamplingParams
-from specdec.sampling.processors import SequenceRows
 from specdec.sequence import resolve_verification
 from specdec.speculation.messages import Close, Commit, DraftInfo, Open, Proposal
 from specdec.speculation.verifier import VerifyItem, verify_step
 from specdec.step_plan import StepPlan
+from tests.logit_rows import logit_rows
 
 VOCAB_SIZE = 40
 EOS = 0
@@ -132,7 +132,7 @@ MODES = pytest.mark.parametrize(
 def target_token(text: list[int], num_prompt: int, params: SamplingParams, seed: int) -> int:
     """What a target with the same model commits next when nothing is drafted (greedy, coupled)."""
     stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else {EOS})
-    rows = SequenceRows(params, text[:num_prompt], text[num_prompt:], (), stops)
+    rows = logit_rows(params, text[:num_prompt], text[num_prompt:], (), stops)
     item = VerifyItem(rows, resolve_verification(params), seed, len(text), round=0)
     logits = torch.tensor(context_logits(text))[None]
     return verify_step(logits, [item])[0].next_token_id

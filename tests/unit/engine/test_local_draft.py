@@ -19,10 +19,10 @@ from specdec.engine.local_draft import (
 )
 from specdec.errors import ConfigError
 from specdec.params import SamplingParams, SpeculationParams
-from specdec.sampling.processors import SequenceRows
 from specdec.sequence import Sequence, resolve_verification
 from specdec.speculation.proposer import Committed
 from specdec.speculation.verifier import VerifyItem, verify_step
+from tests.logit_rows import logit_rows
 from tests.unit.engine.draft_harness import (
     COUPLED,
     GREEDY,
@@ -240,7 +240,7 @@ def model_future(model, seq, num_tokens):
     for _ in range(num_tokens):
         with torch.no_grad():
             logits = model(torch.tensor([text])).logits[0, -1:]
-        rows = SequenceRows(seq.params, seq.prompt_token_ids, text[seq.num_prompt_tokens :])
+        rows = logit_rows(seq.params, seq.prompt_token_ids, text[seq.num_prompt_tokens :])
         item = VerifyItem(rows, seq.verification, seq.seed, len(text), round=0)
         text.append(verify_step(logits, [item])[0].next_token_id)
     return text[seq.num_tokens :]

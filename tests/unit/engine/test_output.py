@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from specdec.engine.output import Emitted, OutputState
+from specdec.engine.output import Emitted, OutputState, StopStrings
 from specdec.errors import InvalidRequestError
 from specdec.params import SamplingParams
 from specdec.sequence import Sequence, Verification
@@ -216,3 +216,57 @@ def test_text_of_a_length_finish_is_that_of_the_kept_ids(ids: list[int], budget:
     assert total.finish_reason == ("length" if budget <= len(ids) else None)
     if state.finished:
         assert total.text == TOKENIZER.decode(ids[:budget])
+
+
+class _Counted(str):
+    """A stop string that counts how often one of its characters is looked at."""
+
+    num_read = 0
+
+    def __getitem__(self, key):
+        type(self).num_read += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("text", ["a" * 4000, ("a" * 1023 + "c") * 4, "ab" * 2000])
+def test_a_long_stop_string_is_searched_in_linear_time(text: str) -> None:
+    """A text that matches nearly all of it, again and again, one character at a time."""
+    _Counted.num_read = 0
+    stops = StopStrings([_Counted("a" * 1023 + "b")])
+    free = "".join(stops.push(character, True)[0] for character in text)
+    assert free + stops.flush() == text
+    assert _Counted.num_read < 4 * len(text) + 4 * 1024
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
+    st.lists(st.tuples(st.text("abc", max_size=6), st.booleans()), max_size=12),
+)
+def test_stop_strings_are_found_as_a_plain_search_finds_them(
+    stops: list[str], pieces: list[tuple[str, bool]]
+) -> None:
+    found = StopStrings(stops)
+    text = free = ""
+    for piece, honoured in pieces:
+        old, text = len(text), text + piece
+        given_free, match = found.push(piece, honoured)
+        ends = [
+            (end, end - len(stop), stop)
+            for stop in stops
+            for end in range(old + 1, len(text) + 1)
+            if honoured and text[:end].endswith(stop)
+        ]
+        if not ends:
+            assert match is None
+            free += given_free
+            held = text[len(free) :]
+            beginnings = {stop[:n] for stop in stops for n in range(len(stop))}
+            longest = max(n for n in range(len(text) + 1) if text[len(text) - n :] in beginnings)
+            assert free + held == text
+            assert len(held) == longest
+            continue
+        end, start, _ = min(ends, key=lambda each: each[:2])
+        assert match is not None
+        assert (len(free) + match.end, len(free) + match.start) == (end, start)
+        assert free + given_free == text
+        break

@@ -19,7 +19,8 @@ from transformers.generation.logits_process import (
 )
 
 from specdec.params import SamplingParams
-from specdec.sampling.processors import SequenceRows, adjust_logits, filtered_logits, probs
+from specdec.sampling.processors import adjust_logits, filtered_logits, probs
+from tests.logit_rows import logit_rows
 
 VOCAB_SIZE = 40
 STOP = 7
@@ -78,7 +79,7 @@ def test_every_row_has_the_law_of_transformers(params, seed, num_output, num_dra
     prompt, output = random_text(seed, 6), random_text(seed + 1, num_output)
     drafts = random_text(seed + 2, num_drafts)
     logits = random_logits(seed, num_drafts + 1)
-    rows = SequenceRows(params, prompt, output, drafts, frozenset({STOP}))
+    rows = logit_rows(params, prompt, output, drafts, frozenset({STOP}))
     ours = probs(adjust_logits(logits, [rows]), params)
     for row in range(num_drafts + 1):
         history = [*output, *drafts[:row]]
@@ -88,7 +89,7 @@ def test_every_row_has_the_law_of_transformers(params, seed, num_output, num_dra
 
 def test_bad_word_is_found_across_prompt_output_and_drafts():
     params = SamplingParams(bad_words_token_ids=((1, 2, 3, 4),))
-    rows = SequenceRows(params, [0, 1], [2], [3, 3])
+    rows = logit_rows(params, [0, 1], [2], [3, 3])
     adjusted = adjust_logits(torch.zeros(3, VOCAB_SIZE), [rows])
     assert (adjusted == -math.inf).nonzero().tolist() == [[1, 4]]
 
@@ -98,7 +99,7 @@ def test_openai_penalties_count_the_output_alone():
     params = SamplingParams(frequency_penalty=0.5, presence_penalty=-0.25)
     prompt, output, drafts = [1, 1, 2], [2, 3, 3], [3, 4]
     logits = random_logits(0, 3)
-    adjusted = adjust_logits(logits, [SequenceRows(params, prompt, output, drafts)])
+    adjusted = adjust_logits(logits, [logit_rows(params, prompt, output, drafts)])
     for row in range(3):
         sampled = [*output, *drafts[:row]]
         for token_id in range(VOCAB_SIZE):
@@ -110,20 +111,20 @@ def test_openai_penalties_count_the_output_alone():
 def test_bias_comes_before_the_repetition_penalty_and_that_before_the_others():
     params = SamplingParams(logit_bias={5: 3.0}, repetition_penalty=2.0, presence_penalty=0.5)
     logits = torch.full((1, VOCAB_SIZE), -1.0, dtype=torch.float64)
-    adjusted = adjust_logits(logits, [SequenceRows(params, [5], [5])])
+    adjusted = adjust_logits(logits, [logit_rows(params, [5], [5])])
     assert float(adjusted[0, 5]) == (-1.0 + 3.0) / 2.0 - 0.5
     assert float(adjusted[0, 4]) == -1.0
 
 
 def test_allowed_tokens_alone_remain():
     params = SamplingParams(allowed_token_ids=(3, 8))
-    adjusted = adjust_logits(random_logits(1, 2), [SequenceRows(params, [0], [], [3])])
+    adjusted = adjust_logits(random_logits(1, 2), [logit_rows(params, [0], [], [3])])
     assert adjusted.isfinite().nonzero().tolist() == [[0, 3], [0, 8], [1, 3], [1, 8]]
 
 
 def test_min_tokens_masks_by_position():
     params = SamplingParams(min_tokens=3)
-    rows = SequenceRows(params, [0], [4], [5, 6, 7], frozenset({STOP, 9}))
+    rows = logit_rows(params, [0], [4], [5, 6, 7], frozenset({STOP, 9}))
     adjusted = adjust_logits(random_logits(1, 4), [rows])
     masked = (adjusted == -math.inf).nonzero().tolist()
     assert masked == [[0, STOP], [0, 9], [1, STOP], [1, 9]]
@@ -146,7 +147,7 @@ def test_min_tokens_masks_by_position():
     ids=["min_tokens", "bad_words", "both"],
 )
 def test_masks_that_contradict_leave_a_token(params, left):
-    rows = SequenceRows(SamplingParams(**params), [0], [], [1], frozenset({STOP}))
+    rows = logit_rows(SamplingParams(**params), [0], [], [1], frozenset({STOP}))
     adjusted = adjust_logits(random_logits(2, 2), [rows])
     assert adjusted.isfinite().nonzero().tolist() == [[0, left], [1, left]]
 
@@ -162,24 +163,24 @@ def test_ids_beyond_the_vocabulary_are_ignored():
         min_tokens=4,
     )
     logits = torch.zeros(2, VOCAB_SIZE, dtype=torch.float64)
-    rows = SequenceRows(params, [beyond, 0], [beyond, 1], [3], frozenset({beyond}))
+    rows = logit_rows(params, [beyond, 0], [beyond, 1], [3], frozenset({beyond}))
     adjusted = adjust_logits(logits, [rows])
     assert [row[row.isfinite()].tolist() for row in adjusted] == [[1.0, 0.0], [1.0, -1.0]]
-    only_beyond = SequenceRows(SamplingParams(allowed_token_ids=(beyond,)), [0], [], [1])
+    only_beyond = logit_rows(SamplingParams(allowed_token_ids=(beyond,)), [0], [], [1])
     assert torch.equal(adjust_logits(logits, [only_beyond]), logits)
 
 
 def test_nothing_to_do_is_no_copy():
     logits = random_logits(3, 4)
-    plain = SequenceRows(SamplingParams(min_tokens=2), [0], [1, 2], [3], frozenset({STOP}))
+    plain = logit_rows(SamplingParams(min_tokens=2), [0], [1, 2], [3], frozenset({STOP}))
     assert adjust_logits(logits, [plain, plain]) is logits
 
 
 def test_raw_logits_and_neighbours_stay_as_they_are():
     logits = random_logits(4, 5)
     before = logits.clone()
-    plain = SequenceRows(SamplingParams(), [0], [1], [2])
-    biased = SequenceRows(SamplingParams(logit_bias={1: -100.0}), [0], [1])
+    plain = logit_rows(SamplingParams(), [0], [1], [2])
+    biased = logit_rows(SamplingParams(logit_bias={1: -100.0}), [0], [1])
     adjusted = adjust_logits(logits, [plain, biased, plain])
     assert torch.equal(logits, before)
     assert torch.equal(adjusted[[0, 1, 3, 4]], before[[0, 1, 3, 4]])
@@ -189,7 +190,7 @@ def test_raw_logits_and_neighbours_stay_as_they_are():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_widened_before_anything_is_added(dtype):
     logits = torch.full((1, VOCAB_SIZE), 100.0, dtype=dtype)
-    rows = SequenceRows(SamplingParams(frequency_penalty=0.01), [0], [5])
+    rows = logit_rows(SamplingParams(frequency_penalty=0.01), [0], [5])
     adjusted = adjust_logits(logits, [rows])
     assert adjusted.dtype == torch.float32
     assert float(adjusted[0, 5]) == pytest.approx(99.99, abs=1e-5)
@@ -201,9 +202,9 @@ def test_counting_a_token_as_draft_or_as_output_is_bitwise_the_same():
     )
     logits = random_logits(5, 1).float()
     drafts = [3, 3, 3, 8, 3]
-    together = adjust_logits(logits.repeat(6, 1), [SequenceRows(params, [8], [3], drafts)])
+    together = adjust_logits(logits.repeat(6, 1), [logit_rows(params, [8], [3], drafts)])
     for row in range(6):
-        alone = adjust_logits(logits, [SequenceRows(params, [8], [3, *drafts[:row]])])
+        alone = adjust_logits(logits, [logit_rows(params, [8], [3, *drafts[:row]])])
         assert torch.equal(alone[0], together[row])
         assert torch.equal(
             filtered_logits(alone, params)[0], filtered_logits(together, params)[row]

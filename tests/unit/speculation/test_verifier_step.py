@@ -11,7 +11,7 @@ from specdec.params import SamplingParams
 from specdec.sampling.law import SparseLaw
 from specdec.sampling.logprobs import token_logprobs
 from specdec.sampling.philox import Domain, uniform
-from specdec.sampling.processors import SequenceRows, adjust_logits, probs
+from specdec.sampling.processors import adjust_logits, probs
 from specdec.sequence import Verification
 from specdec.speculation import verifier
 from specdec.speculation.verifier import (
@@ -21,6 +21,7 @@ from specdec.speculation.verifier import (
     verify_rejection,
     verify_step,
 )
+from tests.logit_rows import logit_rows
 
 SAMPLED = (Verification.REJECTION, Verification.BLOCK)
 RULES = {Verification.REJECTION: verify_rejection, Verification.BLOCK: verify_block}
@@ -38,7 +39,7 @@ def tensor(*rows):
 def item(verification, draft_token_ids=(), *, laws=(), round=0, seed=1, output=(), **params):
     temperature = 0.0 if verification is Verification.GREEDY else 1.0
     params = SamplingParams(**{"temperature": temperature, "max_tokens": 64, **params})
-    rows = SequenceRows(params, [0], list(output), list(draft_token_ids), frozenset({10}))
+    rows = logit_rows(params, [0], list(output), list(draft_token_ids), frozenset({10}))
     return VerifyItem(rows, verification, seed, 1 + len(output), round, list(laws))
 
 
@@ -171,7 +172,6 @@ def test_text_is_that_without_speculation_for_every_possible_draft(verification)
     def verify(context, drafts, seed):
         rows = torch.stack([logits((*context, *drafts[:j])) for j in range(len(drafts) + 1)])
         work = item(verification, drafts, output=context, seed=seed)
-        work.rows.stop_token_ids = frozenset()
         (verdict,) = verify_step(rows, [work])
         accepted = drafts[: verdict.num_accepted_tokens]
         return [*accepted, verdict.next_token_id]
@@ -298,7 +298,6 @@ def test_token_outside_its_own_law_ends_the_proposal(verification):
         drafts = [seed % 2, 1, 0]
         honest = item(verification, drafts[:1], laws=laws[:1], seed=seed)
         dishonest = item(verification, drafts, laws=laws, seed=seed)
-        honest.rows.stop_token_ids = dishonest.rows.stop_token_ids = frozenset()
         assert verify_step(rows, [dishonest]) == verify_step(rows[:2], [honest])
 
 
