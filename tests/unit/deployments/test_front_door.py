@@ -20,6 +20,7 @@ from deployments.http_handlers import HttpHandlers
 from deployments.openai_requests import CompletionBody, parse
 from deployments.prompts import Prompter
 from deployments.settings import AppSettings
+from specdec.engine.request import BYTES_PER_LOGPROB
 from specdec.errors import (
     ForbiddenError,
     InvalidRequestError,
@@ -28,6 +29,7 @@ from specdec.errors import (
     SpecdecError,
     UnauthenticatedError,
 )
+from specdec.params import SamplingParams
 from specdec.v1 import inference_pb2 as pb
 
 MAX_MODEL_LEN = 8
@@ -416,3 +418,27 @@ async def test_errors_repeat_little_of_what_was_sent(service, change):
         await post(service, "completions", {"prompt": "a", **change})
     assert len(error.value.message) < 400
     assert len(error.value.field or "") < 120
+
+
+async def test_log_probabilities_of_all_completions_count_together(tiny_tokenizer):
+    """4 prompt tokens and 4 to come, 1 + 1 and 1 + 2 log-probabilities each, 3 times."""
+    num_bytes = 3 * (4 * 2 + 4 * 3) * BYTES_PER_LOGPROB
+    params = SamplingParams(max_tokens=100, logprobs=2, prompt_logprobs=1)
+    for limit, is_allowed in ((num_bytes, True), (num_bytes - 1, False)):
+        service = make_service(tiny_tokenizer)
+        service.max_logprobs_bytes = limit
+        wanted = service.requests([[1, 2, 3, 4]], params, "", "id", n=3)
+        if is_allowed:
+            assert all(request.is_checked for request in await wanted)
+            continue
+        with pytest.raises(InvalidRequestError) as error:
+            await wanted
+        assert error.value.field == "logprobs"
+
+
+def test_the_bound_on_log_probabilities_is_the_operators(tiny_tokenizer):
+    scheduler = {"max_logprobs_bytes": 12345}
+    settings = AppSettings.model_validate(
+        {"target": {"target": {"model": "m"}, "scheduler": scheduler}}
+    )
+    assert GatewayService(settings, Target(), Watched(tiny_tokenizer)).max_logprobs_bytes == 12345
