@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from urllib.parse import urlsplit
 
 import pytest
@@ -142,14 +143,35 @@ def test_what_the_policies_name_the_pods_declare(overlay):
     assert named <= declared
 
 
+def egress_peers(overlay: str, role: str) -> list[Manifest]:
+    """Whom a pod of the fleet may call. A rule without `to` would be everybody, on its ports."""
+    labels = FLEET | {"specdec.io/role": role}
+    peers: list[Manifest] = []
+    for policy in of_kind(rendered(overlay), "NetworkPolicy"):
+        spec = policy["spec"]
+        if "Egress" in spec["policyTypes"] and selects(spec["podSelector"], labels):
+            for rule in spec.get("egress", []):
+                assert rule.get("to"), policy["metadata"]["name"]
+                peers += rule["to"]
+    return peers
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_pods_of_the_fleet_may_not_call_the_internet(overlay):
-    for role in ("target", "draft"):
-        labels = FLEET | {"specdec.io/role": role}
-        for policy in of_kind(rendered(overlay), "NetworkPolicy"):
-            spec = policy["spec"]
-            if "Egress" in spec["policyTypes"] and selects(spec["podSelector"], labels):
-                assert all(rule.get("to") for rule in spec.get("egress", []))
+    for role in ("head", "target", "draft"):
+        for peer in egress_peers(overlay, role):
+            if "ipBlock" in peer:
+                # One address: that of the API server, which no label selects.
+                assert role == "head"
+                assert ip_network(peer["ipBlock"]["cidr"]).num_addresses == 1
+            else:
+                assert "podSelector" in peer
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_a_head_with_the_autoscaler_calls_the_api_server(overlay):
+    blocks = [peer for peer in egress_peers(overlay, "head") if "ipBlock" in peer]
+    assert len(blocks) == cluster(overlay).get("enableInTreeAutoscaling", False)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
