@@ -21,6 +21,9 @@ from deployments.target import Target
 
 # The engine queues; Serve must not, or it would hold back what the scheduler should see.
 UNLIMITED_REQUESTS = 1_000_000
+# Serve replaces a replica that has not answered three checks in a row. The check itself knows of a
+# hung engine or a lost rank within seconds; an event loop that is short of CPU must be waited for.
+HEALTH_CHECK_TIMEOUT_S = 20
 
 
 def build(args: AppSettings) -> serve.Application:
@@ -51,7 +54,7 @@ def bind_draft(args: AppSettings) -> serve.Application:
         name="Draft",
         max_ongoing_requests=UNLIMITED_REQUESTS,
         health_check_period_s=1,
-        health_check_timeout_s=5,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=1,
         graceful_shutdown_timeout_s=20,
         logging_config=_logging(args),
@@ -69,7 +72,7 @@ def bind_target(args: AppSettings, draft: DeploymentHandle | None) -> serve.Appl
         name="Target",
         max_ongoing_requests=UNLIMITED_REQUESTS,
         health_check_period_s=1,
-        health_check_timeout_s=5,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=1,
         graceful_shutdown_timeout_s=30,
         logging_config=_logging(args),

@@ -21,6 +21,7 @@ from specdec.errors import ConfigError, UnavailableError
 from specdec.model.executor import Executor, build_executor
 from specdec.model.parallel import TensorParallelExecutor, rank_spec
 from specdec.model.ranks import RankSpec, listen, run_worker
+from specdec.model.standstill import StandstillWatch
 
 START_TIMEOUT_S = 120.0
 
@@ -32,8 +33,10 @@ class RankWorker:
     def pid(self) -> int:
         return os.getpid()
 
-    def run(self, rank: int, spec: RankSpec, host: str, port: int) -> None:
-        """The rank's whole life; ends with an error where the group is lost."""
+    def run(self, rank: int, spec: RankSpec, host: str, port: int, leader: int) -> None:
+        """The rank's whole life; ends with an error where the group is lost. `leader` is rank 0's
+        process: only its peers can tell that it is stopped, and Serve replaces it once it ends."""
+        StandstillWatch([leader])
         # Ray shows each actor its own devices only, so that the rank's device is always the first.
         run_worker(rank, spec, host, port, local_rank=0)
 
@@ -64,9 +67,13 @@ class RayWorkers:
                 ray.kill(actor)
             raise UnavailableError(f"tensor-parallel ranks did not start: {error}") from None
         self._lives: list[ray.ObjectRef] = [
-            actor.run.remote(rank, spec, host, port)
+            actor.run.remote(rank, spec, host, port, os.getpid())
             for rank, actor in enumerate(self._actors, start=1)
         ]
+
+    @property
+    def pids(self) -> list[int]:
+        return self._pids
 
     def lost(self, within_s: float = 0.0) -> str | None:
         ended, _ = ray.wait(self._lives, num_returns=len(self._lives), timeout=within_s)

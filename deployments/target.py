@@ -48,8 +48,6 @@ from specdec.speculation.scaling import TargetReading, WaitedShare, speculation_
 
 logger = logging.getLogger(__name__)
 
-STUCK_STEP_S = 60.0
-
 Counters = TypeVar("Counters", EngineCounters, DraftCounters)
 
 
@@ -194,8 +192,8 @@ class Target:
         return asdict(reading)
 
     def check_health(self) -> None:
-        """Raises where the engine has failed, a rank is lost or a step hangs; Serve then replaces
-        the replica."""
+        """Raises where the engine has failed, a rank is lost or a step hangs, not where it is short
+        of CPU; Serve then replaces the replica."""
         if self._engine.failure is not None:
             # Not the same object again and again: each raise would lengthen its traceback.
             raise UnavailableError(self._engine.failure.message)
@@ -204,9 +202,9 @@ class Target:
             raise UnavailableError(executor.failure)
         if not self._engine.is_alive:
             raise UnavailableError("the engine's thread has ended")
-        stuck_s = self._engine.step_age_s
-        if stuck_s > STUCK_STEP_S:
-            raise UnavailableError(f"an engine step has not ended for {stuck_s:.0f} s")
+        reason = self._engine.standstill()
+        if reason is not None:
+            raise UnavailableError(reason)
 
     async def __del__(self) -> None:
         if self._publishing is not None:

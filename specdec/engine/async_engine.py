@@ -17,7 +17,9 @@ from functools import partial
 
 from specdec.engine.engine import Engine
 from specdec.engine.request import GenerateRequest
+from specdec.engine.step_watch import StepWatch, thread_cpu_s
 from specdec.errors import SpecdecError, UnavailableError
+from specdec.model.parallel import other_ranks_cpu_s
 from specdec.sequence import SequenceOutput
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class AsyncEngine:
         self.engine = engine
         self.failure: SpecdecError | None = None
         self._turn_began_s: float | None = None
+        self._watch = StepWatch()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._streams: dict[int, _Stream] = {}
@@ -94,11 +97,11 @@ class AsyncEngine:
         # The thread is gone, so nobody else touches the engine; the command tells its caller.
         command()
 
-    @property
-    def step_age_s(self) -> float:
-        """Seconds since the running step began; 0 between steps and while there is no work."""
-        began_s = self._turn_began_s
-        return 0.0 if began_s is None else time.monotonic() - began_s
+    def standstill(self) -> str | None:
+        """Why the running step will never end, None where it may; for health checks, which ask
+        about once per second while `is_alive`."""
+        cpu_s = thread_cpu_s(self._thread) + other_ranks_cpu_s(self.engine.executor)
+        return self._watch.look(self._turn_began_s, cpu_s, time.monotonic())
 
     # -- the engine's thread -------------------------------------------------------------------
 

@@ -18,8 +18,10 @@ from specdec.engine.draft_builder import build_draft_engine, token_strings
 from specdec.engine.draft_engine import DraftEngine
 from specdec.engine.draft_store import Outbox
 from specdec.engine.draft_warmup import warm_up_draft
+from specdec.engine.step_watch import StepWatch, thread_cpu_s
 from specdec.errors import UnavailableError
 from specdec.model.executor import Executor
+from specdec.model.parallel import other_ranks_cpu_s
 from specdec.speculation.draft_backend import Deliver
 from specdec.speculation.handshake import hello_fault
 from specdec.speculation.messages import DraftInfo, DraftMessage, Heartbeat, Hello, TargetMessage
@@ -28,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 MAX_CONSECUTIVE_FAILURES = 5
 FAILURE_PAUSE_S = 0.05
-STUCK_AFTER_S = 60.0
 LOAD_WINDOW_S = 1.0
 
 
@@ -68,6 +69,7 @@ class DraftThread:
         self._num_failures = 0
         self._fault: str | None = None
         self._busy_since_s: float | None = None
+        self._watch = StepWatch()
         self._wake = threading.Condition()
         self._tasks: list[Callable[[], None]] = []
         self._is_stopping = False
@@ -132,9 +134,10 @@ class DraftThread:
             raise UnavailableError(f"draft engine: {self._fault}")
         if not self._thread.is_alive():
             raise UnavailableError("draft engine: its thread is not running")
-        busy_since_s = self._busy_since_s
-        if busy_since_s is not None and time.monotonic() - busy_since_s > STUCK_AFTER_S:
-            raise UnavailableError(f"draft engine: stuck for more than {STUCK_AFTER_S:.0f} s")
+        cpu_s = thread_cpu_s(self._thread) + other_ranks_cpu_s(self._engine.executor)
+        reason = self._watch.look(self._busy_since_s, cpu_s, time.monotonic())
+        if reason is not None:
+            raise UnavailableError(f"draft engine: {reason}")
 
     def stop(self, timeout_s: float = 5.0) -> bool:
         """End the thread after the pass it is in and shut the executor down; False where the pass

@@ -20,6 +20,7 @@ import torch.multiprocessing as multiprocessing
 
 from specdec.errors import UnavailableError
 from specdec.model.ranks import RankSpec, run_worker
+from specdec.model.standstill import StandstillWatch
 
 # Exit code of a rank that is sound itself but has lost the others.
 _EXIT_LOST_GROUP = 3
@@ -93,6 +94,8 @@ def _worker_process(rank: int, spec: RankSpec, host: str, port: int) -> NoReturn
     # Ctrl-C reaches the whole terminal group; rank 0 then ends the others in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = 0
+    # Rank 0 is the user's own process, which may be stopped at will: it is left, not ended.
+    StandstillWatch([os.getppid()], lambda pid: os._exit(_EXIT_LOST_GROUP))
     try:
         run_worker(rank, spec, host, port, local_rank=rank)
     except UnavailableError as error:

@@ -19,10 +19,12 @@ from torch._C._distributed_c10d import TCPStore
 
 from specdec.config import CacheConfig, ModelConfig, SchedulerConfig
 from specdec.errors import ConfigError, UnavailableError
+from specdec.model.executor import Executor
 from specdec.model.loader import load_config
 from specdec.model.local_workers import LocalWorkers
 from specdec.model.ranks import PlanKind, RankGroup, RankSpec, arrival_key, init_rank, listen
 from specdec.model.runner import ModelRunner
+from specdec.model.standstill import StandstillWatch, process_cpu_s
 from specdec.model.tensor_split import check_tensor_parallel
 from specdec.step_plan import StepPlan
 
@@ -30,6 +32,7 @@ __all__ = [
     "TensorParallelExecutor",
     "Workers",
     "build_parallel_executor",
+    "other_ranks_cpu_s",
     "rank_spec",
     "spawn_local",
 ]
@@ -45,6 +48,11 @@ logger = logging.getLogger(__name__)
 
 class Workers(Protocol):
     """The ranks other than 0, as whatever started them sees them."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Their process ids, of those that were started."""
+        ...
 
     def lost(self, within_s: float = 0.0) -> str | None:
         """Which worker has ended and how, for people; None where none has `within_s` from now."""
@@ -79,6 +87,7 @@ class TensorParallelExecutor:
         self._idle_thread = threading.Thread(
             target=self._keep_workers_waiting, name="specdec-idle-plans", daemon=True
         )
+        self._standstill = StandstillWatch(workers.pids)
         self._idle_thread.start()
 
     @classmethod
@@ -108,6 +117,10 @@ class TensorParallelExecutor:
         return cls(group, runner, workers, spec)
 
     @property
+    def worker_pids(self) -> list[int]:
+        return self._workers.pids
+
+    @property
     def failure(self) -> str | None:
         """Why this executor can run nothing more, None while it can. For health checks: the loss
         of a rank is noticed within seconds even when no request comes."""
@@ -130,6 +143,7 @@ class TensorParallelExecutor:
     def shutdown(self) -> None:
         """Let every rank end. Idempotent; takes at most a few seconds."""
         self._stopped.set()
+        self._standstill.stop()
         with self._lock:
             if self._runner is None:
                 return
@@ -168,11 +182,19 @@ class TensorParallelExecutor:
     def _end_group(self, error: Exception) -> None:
         """Cut the connections, which ends every rank that still runs, and end those that do not."""
         self._stopped.set()
+        self._standstill.stop()
         self._runner = None
         self._ended = f"tensor-parallel group lost: {self._workers.lost(REAP_S) or error}"
         logger.error(self._ended)
         self._group.leave()
         self._workers.end(0)
+
+
+def other_ranks_cpu_s(executor: Executor) -> float:
+    """CPU seconds so far of ranks in other processes: rank 0's step may be waiting for one."""
+    if not isinstance(executor, TensorParallelExecutor):
+        return 0.0
+    return sum(map(process_cpu_s, executor.worker_pids))
 
 
 def build_parallel_executor(

@@ -40,12 +40,15 @@ class Deadlines:
     load_s: for the others to start and to load their share.
     step_s: for one collective of a step, on CPU. cuda_step_s: for a whole step, on CUDA.
     plan_s: for the next plan. Rank 0 sends an empty one every `idle_plan_s` when it has no work.
+
+    A rank that died is noticed by its connections, one that was stopped by `standstill`, both
+    within seconds. These are for ranks that a busy machine lets wait, and must not end them.
     """
 
     load_s: float = 900.0
-    step_s: float = 3.5
-    cuda_step_s: float = 30.0
-    plan_s: float = 4.0
+    step_s: float = 60.0
+    cuda_step_s: float = 60.0
+    plan_s: float = 60.0
     idle_plan_s: float = 1.0
 
 

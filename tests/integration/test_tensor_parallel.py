@@ -157,7 +157,7 @@ def _assert_lost(executor: TensorParallelExecutor, pids: list[int]) -> None:
 
 
 def test_four_ranks_equal_one_and_shut_down(folder):
-    spec = _spec(folder)
+    spec = replace(_spec(folder), deadlines=Deadlines(plan_s=8.0))
     executor, workers = _start(spec)
     try:
         assert (executor.vocab_size, executor.num_blocks, executor.block_size) == (VOCAB, 40, 4)
@@ -214,8 +214,7 @@ def _execute_for(executor: TensorParallelExecutor, plan: StepPlan, seconds: floa
 
 
 def test_lost_rank_is_noticed_without_a_request(folder):
-    spec = replace(_spec(folder, size=2), deadlines=Deadlines(plan_s=2.0, idle_plan_s=0.5))
-    executor, workers = _start(spec)
+    executor, workers = _start(_spec(folder, size=2))
     os.kill(workers.pids[0], signal.SIGSTOP)
     deadline = time.monotonic() + NOTICE_S
     while executor.failure is None:
@@ -309,6 +308,10 @@ class ForeignWorkers:
             for rank in range(1, SIZE)
         ]
 
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
     def lost(self, within_s: float = 0.0) -> str | None:
         codes = [process.poll() for process in self.processes]
         return f"exit codes {codes}" if any(code is not None for code in codes) else None
@@ -339,6 +342,7 @@ class DeadWorkers:
     """Workers that failed before they reached the store."""
 
     ended = False
+    pids: tuple[int, ...] = ()
 
     def lost(self, within_s: float = 0.0) -> str | None:
         return "rank 1 ended with exit code 1"

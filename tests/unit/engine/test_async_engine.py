@@ -10,6 +10,7 @@ from contextlib import aclosing
 import pytest
 
 from specdec.engine import AsyncEngine
+from specdec.engine.step_watch import StepWatch
 from specdec.errors import (
     DeadlineError,
     InvalidRequestError,
@@ -236,23 +237,25 @@ async def test_what_a_step_ended_before_it_failed_still_hears_of_its_end(engine,
         assert isinstance(outputs[-1].error, UnavailableError)
 
 
-async def test_a_steps_age_counts_from_its_start_not_from_the_last_step(engine, async_engine):
+async def test_only_a_step_that_stands_still_is_told(engine, async_engine, monkeypatch):
     """A replica that was idle for long is not taken for a stuck one at its next request."""
-    step = engine.step
-    seen = []
+    monkeypatch.setattr(async_engine, "_watch", StepWatch(idle_s=0.3, max_gap_s=0.05))
+    step, entered, gate = engine.step, threading.Event(), threading.Event()
 
     def observed():
-        began = async_engine.step_age_s
-        time.sleep(0.02)
-        seen.append((began, async_engine.step_age_s, time.monotonic() - asked_s))
+        entered.set()
+        assert gate.wait(WAIT_S)
         return step()
 
+    for _ in range(20):  # idle: far longer than a step may stand
+        assert async_engine.standstill() is None
+        await asyncio.sleep(0.02)
     engine.step = observed
-    await asyncio.sleep(0.05)
-    assert async_engine.step_age_s == 0.0
-    asked_s = time.monotonic()
-    await collect(async_engine, request(PROMPT, max_tokens=1, **PARAMS))
-    began, aged, since_asked = seen[0]
-    assert 0.0 < began < aged - 0.019
-    assert aged < since_asked
-    await until(lambda: async_engine.step_age_s == 0.0)
+    running = asyncio.create_task(collect(async_engine, request(PROMPT, max_tokens=1, **PARAMS)))
+    assert await asyncio.to_thread(entered.wait, WAIT_S)
+    assert async_engine.standstill() is None
+    await until(lambda: async_engine.standstill() is not None)
+    assert "stands still" in async_engine.standstill()
+    gate.set()
+    await asyncio.wait_for(running, WAIT_S)
+    await until(lambda: async_engine.standstill() is None)

@@ -12,6 +12,7 @@ import pytest
 
 from specdec.engine import draft_engine, draft_thread
 from specdec.engine.draft_thread import BusyMeter, DraftThread
+from specdec.engine.step_watch import StepWatch
 from specdec.errors import UnavailableError
 from specdec.sequence import Verification
 from specdec.speculation.messages import Close, Commit, Hello, Open
@@ -236,7 +237,7 @@ def test_a_delivery_may_drop_its_own_target(thread):
 
 
 def test_a_stuck_pass_is_unhealthy_and_stop_keeps_its_deadline(monkeypatch):
-    monkeypatch.setattr(draft_thread, "STUCK_AFTER_S", 0.05)
+    monkeypatch.setattr(draft_thread, "StepWatch", lambda: StepWatch(idle_s=0.05))
     release = threading.Event()
 
     entered = threading.Event()
@@ -251,8 +252,9 @@ def test_a_stuck_pass_is_unhealthy_and_stop_keeps_its_deadline(monkeypatch):
     thread.attach("a", hello("a"), lambda messages: None)
     thread.submit("a", [opened()])
     assert entered.wait(TIMEOUT_S)
+    thread.check_health()
     time.sleep(0.06)
-    with pytest.raises(UnavailableError, match="stuck"):
+    with pytest.raises(UnavailableError, match="stands still"):
         thread.check_health()
     before_s = time.monotonic()
     assert not thread.stop(0.05)
