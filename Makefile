@@ -20,8 +20,6 @@ BENCH_STAMPS := .venv-aiperf/.installed .venv-vllm-bench/.installed
 NODE_CLIENT := tests/clients/node
 NODE_STAMP := $(if $(shell command -v npm),$(NODE_CLIENT)/node_modules/.package-lock.json)
 
-export RAY_AUTH_MODE ?= disabled
-
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-unit test-clients lint format docs api-page protos protos-check bench clean
 

@@ -1,18 +1,24 @@
 """Starts a Serve config in this process, waits until it is ready, and serves until interrupted.
 
-What `serve run CONFIG` does, with three differences: a deployment that fails ends the command with
-its reason, readiness is announced, and SIGTERM shuts down as cleanly as Ctrl-C.
+What `serve run CONFIG` does, with four differences: a deployment that fails ends the command with
+its reason, readiness is announced once clients can come in, SIGTERM shuts down as cleanly as
+Ctrl-C, and a Ray that starts here keeps to this machine (`ray_environment`).
+
+Importing it imports Ray, which reads the environment then: `ray_environment.variables` go first.
 """
 
 from __future__ import annotations
 
-import os
+import http.client
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
+import grpc
 import pydantic
 import ray
 from ray import serve
@@ -24,9 +30,13 @@ from ray.serve.config import (
     RequestRouterConfig,
     gRPCOptions,
 )
+from ray.serve.generated.serve_pb2 import HealthzRequest
+from ray.serve.generated.serve_pb2_grpc import RayServeAPIServiceStub
 from ray.serve.schema import ApplicationStatus, DeploymentSchema, ServeDeploySchema
 
 from deployments.api_keys import load_api_keys
+from deployments.ray_environment import LOOPBACK, bracketed, is_loopback
+from deployments.serve_bindings import HOOK
 from deployments.settings import AppSettings
 from specdec.errors import ConfigError, UnavailableError
 
@@ -39,44 +49,96 @@ SECTIONS: dict[str, type[pydantic.BaseModel]] = {
 }
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 NAMESPACE = "serve"
-# Serve takes gRPC messages of 2 GiB unless its processes are told otherwise, and parses them before
-# anybody sees the key. A response with log-probabilities of a long prompt must fit as well.
-GRPC_SIZE_VARIABLE, GRPC_MAX_BYTES = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", 16 * 2**20
 POLL_S = 0.5
+PROBE_TIMEOUT_S = 5.0
+ANY_HOST = ("0.0.0.0", "::")
 FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 
 
 def launch(
     config: Mapping[str, Any],
-    ray_address: str | None,
+    ray_address: str,
     ready_timeout_s: float,
     on_ready: Callable[[], None],
 ) -> None:
-    """Run until SIGINT or SIGTERM. Ray is started here unless `ray_address` names a cluster.
+    """Run on the Ray cluster at `ray_address` until SIGINT or SIGTERM.
 
     Raises ConfigError for a config that Serve or the application refuses, UnavailableError where
     a deployment fails or is not ready in time.
     """
     schema = check_config(config)
-    if ray_address is None:  # the gateway will run here, and find what is here
-        _check_api_keys(schema)
-        os.environ.setdefault(GRPC_SIZE_VARIABLE, str(GRPC_MAX_BYTES))
-    ray.init(address=ray_address or "local", namespace=NAMESPACE, log_to_driver=True)
+    ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=True)
+    _serve(schema, schema.http_options.host, ready_timeout_s, on_ready)
+
+
+def launch_here(
+    config: Mapping[str, Any],
+    ray_host: str,
+    behind_haproxy: bool,
+    ready_timeout_s: float,
+    on_ready: Callable[[], None],
+) -> None:
+    """The same on a Ray that is started here and ends with it. Its own ports are at `ray_host`; the
+    fronts at the config's host, which no port behind HAProxy has.
+
+    Also raises UnavailableError where a port of the config is taken.
+    """
+    schema = check_config(config)
+    _check_api_keys(schema)  # the gateway will run here, and find what is here
+    host = schema.http_options.host
+    for port in (schema.http_options.port, schema.grpc_options.port):
+        _refuse_taken_port(host, port)
+    if behind_haproxy:
+        schema.http_options.host = LOOPBACK if is_loopback(ray_host) else "0.0.0.0"
+    start_ray(ray_host, log_to_driver=True)
+    _serve(schema, host, ready_timeout_s, on_ready)
+
+
+def start_ray(ray_host: str, **options: Any) -> None:
+    """A Ray of our own in this process. `ray_environment.variables` are set."""
+    # The loopback address is the environment's doing: given here, Ray would look up another.
+    address = {} if is_loopback(ray_host) else {"_node_ip_address": ray_host}
+    runtime = options.pop("runtime_env", {}) | {"worker_process_setup_hook": HOOK}
+    ray.init(address="local", namespace=NAMESPACE, runtime_env=runtime, **address, **options)
+
+
+def _serve(
+    schema: ServeDeploySchema, host: str, ready_timeout_s: float, on_ready: Callable[[], None]
+) -> None:
     stop = _stop_on_signals()  # after ray.init, which sets handlers of its own
     try:
-        client = private_api.serve_start(
-            http_options=schema.http_options.model_dump(),
-            proxy_location=schema.proxy_location,
-            grpc_options=gRPCOptions(**schema.grpc_options.model_dump()),
-        )
+        client = _start_serve(schema)
         client.deploy_apps(schema, _blocking=False)
-        _wait_until_ready(schema, ready_timeout_s, stop)
+        deadline_s = time.monotonic() + ready_timeout_s
+        _wait_until_ready(schema, deadline_s, stop)
+        _wait_until_reachable(schema, host, deadline_s, stop)
         if not stop.is_set():
             on_ready()
             stop.wait()
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def _start_serve(schema: ServeDeploySchema) -> Any:
+    try:
+        return private_api.serve_start(
+            http_options=schema.http_options.model_dump(),
+            proxy_location=schema.proxy_location,
+            grpc_options=gRPCOptions(**schema.grpc_options.model_dump()),
+        )
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        raise UnavailableError(f"the ingress did not start: {error}") from None
+
+
+def _refuse_taken_port(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror}") from None
 
 
 def check_config(config: Mapping[str, Any]) -> ServeDeploySchema:
@@ -149,9 +211,8 @@ def _stop_on_signals() -> threading.Event:
     return stop
 
 
-def _wait_until_ready(schema: ServeDeploySchema, timeout_s: float, stop: threading.Event) -> None:
+def _wait_until_ready(schema: ServeDeploySchema, deadline_s: float, stop: threading.Event) -> None:
     names = {application.name for application in schema.applications}
-    deadline_s = time.monotonic() + timeout_s
     while not stop.is_set():
         states = {
             name: state for name, state in serve.status().applications.items() if name in names
@@ -164,8 +225,40 @@ def _wait_until_ready(schema: ServeDeploySchema, timeout_s: float, stop: threadi
         ):
             return
         if time.monotonic() > deadline_s:
-            raise UnavailableError(f"not ready within {timeout_s:g} s: {_pending(states)}")
+            raise UnavailableError(f"not ready in time: {_pending(states)}")
         stop.wait(POLL_S)
+
+
+def _wait_until_reachable(
+    schema: ServeDeploySchema, host: str, deadline_s: float, stop: threading.Event
+) -> None:
+    """The ingress learns of new replicas a moment after Serve calls them ready."""
+    reached = LOOPBACK if host in ANY_HOST else host
+    http_port, grpc_port = schema.http_options.port, schema.grpc_options.port
+    while not stop.is_set():
+        if _http_answers(reached, http_port) and _grpc_answers(reached, grpc_port):
+            return
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(f"no answer at {reached}, ports {http_port} and {grpc_port}")
+        stop.wait(POLL_S)
+
+
+def _http_answers(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", "/-/healthz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _grpc_answers(host: str, port: int) -> bool:
+    with grpc.insecure_channel(f"{bracketed(host)}:{port}") as channel, suppress(grpc.RpcError):
+        RayServeAPIServiceStub(channel).Healthz(HealthzRequest(), timeout=PROBE_TIMEOUT_S)
+        return True
+    return False
 
 
 def _pending(states: Mapping[str, Any]) -> str:

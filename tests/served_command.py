@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -16,6 +17,16 @@ READY_TIMEOUT_S = 400  # half a minute on an idle machine
 STOP_TIMEOUT_S = 60
 SPECDEC = (sys.executable, "-m", "specdec.cli")
 READY = re.compile(r"^ready$.*^  first answer  Once upon a time.", re.MULTILINE | re.DOTALL)
+
+
+# What a test process that runs a Ray of its own has set for that one alone.
+OF_ANOTHER_RAY = ("RAY_SERVE_", "RAY_ENABLE_", "RAY_worker_niceness", "SPECDEC_SERVE_")
+
+
+def own_environment(**changes: str | None) -> dict[str, str]:
+    """For a process that starts a Ray of its own; None takes a variable away."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(OF_ANOTHER_RAY)}
+    return {k: v for k, v in (kept | changes).items() if v is not None}
 
 
 @dataclass(frozen=True)
@@ -48,13 +59,15 @@ class ServedCommand:
 
 
 @contextmanager
-def served(log: Path, *options: object) -> Iterator[ServedCommand]:
+def served(log: Path, *options: object, **environment: str | None) -> Iterator[ServedCommand]:
     """`specdec serve` with these options on free ports, ready; it ends with the block."""
     http_port, grpc_port = _free_ports(2)
     ports = ("--http-port", http_port, "--grpc-port", grpc_port)
     command = [*SPECDEC, "serve", *map(str, options), *map(str, ports)]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=own_environment(**environment)
+        )
         running = ServedCommand(process, http_port, grpc_port, log)
         try:
             running.wait_until_ready()

@@ -7,10 +7,13 @@ command line itself knows nothing of Ray.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from importlib import import_module, resources
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -49,6 +52,7 @@ Without --config and --target it serves the demo pair; specdec models fetch smol
 
 IMPORT_PATH = "deployments.app:build"
 LAUNCHER = "deployments.launch"
+ENVIRONMENT = "deployments.ray_environment"
 DEMO_CONFIG = ("deployments.configs", "cpu-demo.yaml")
 SERVICER = "specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server"
 NETWORK = "Network"
@@ -57,6 +61,15 @@ FIRST_ANSWER_TIMEOUT_S = 60.0
 # Ray's CPUs are only a count for placement: half a one per CPU rank lets target, draft and gateway
 # share a machine of two cores.
 CPU_RANK_CPUS = 0.5
+DEFAULT_REQUEST_TIMEOUT_S = 600.0
+
+
+class Ingress(StrEnum):
+    """What stands between clients and the gateway."""
+
+    AUTO = "auto"
+    HAPROXY = "haproxy"
+    PYTHON = "python"
 
 
 ConfigFile = Annotated[
@@ -90,6 +103,21 @@ RayAddress = Annotated[
     typer.Option(
         envvar="RAY_ADDRESS",
         help="A running Ray cluster; without it, Ray starts here.",
+        rich_help_panel=NETWORK,
+    ),
+]
+RayHost = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of Ray's own ports, where Ray starts here; 127.0.0.1.",
+        rich_help_panel=NETWORK,
+    ),
+]
+IngressOption = Annotated[
+    Ingress,
+    typer.Option(
+        "--ingress",
+        help="Serve's HAProxy or its Python proxy, where Ray starts here.",
         rich_help_panel=NETWORK,
     ),
 ]
@@ -132,6 +160,8 @@ def serve(
     http_port: HttpPort = None,
     grpc_port: GrpcPort = None,
     ray_address: RayAddress = None,
+    ray_host: RayHost = None,
+    ingress: IngressOption = Ingress.AUTO,
     ready_timeout_s: ReadyTimeout = 600.0,
     print_config: PrintConfig = False,
 ) -> None:
@@ -156,8 +186,16 @@ def serve(
         apply_network(settings, host, http_port, grpc_port)
         if print_config:
             typer.echo(yaml.safe_dump(settings, sort_keys=False), nl=False)
+        elif ray_address is None:
+            _launch_here(settings, ray_host or "127.0.0.1", ingress, ready_timeout_s)
+        elif ray_host is not None or ingress is not Ingress.AUTO:
+            raise typer.BadParameter(
+                "--ray-host and --ingress are for a Ray that starts here; the cluster at "
+                f"{ray_address} was started with its own (RAY_SERVE_ENABLE_HA_PROXY)"
+            )
         else:
-            _launch(settings, ray_address, ready_timeout_s)
+            launcher = _import(LAUNCHER)
+            launcher.launch(settings, ray_address, ready_timeout_s, _announce(settings))
 
 
 def _refuse_unused_flags(context: typer.Context) -> None:
@@ -286,12 +324,65 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _launch(settings: dict[str, Any], ray_address: str | None, ready_timeout_s: float) -> None:
+def _launch_here(
+    settings: dict[str, Any], ray_host: str, asked: Ingress, ready_timeout_s: float
+) -> None:
+    """Set what Ray must find in its environment, then import what imports Ray."""
+    environment = _import(ENVIRONMENT)
+    front = environment.Front(
+        ingress=environment.choose_ingress(asked.value),
+        host=str(settings["http_options"]["host"]),
+        grpc_port=settings["grpc_options"]["port"],
+        longest_request_s=longest_request_s(settings),
+    )
+    # In /tmp whatever TMPDIR says: the path of a socket may have a hundred characters only.
+    with tempfile.TemporaryDirectory(prefix="specdec-", dir="/tmp") as folder:
+        os.environ.update(environment.variables(front, ray_host, Path(folder)))
+        _say_what_runs(front.ingress)
+        launcher = _import(LAUNCHER)
+        launcher.launch_here(
+            settings,
+            ray_host,
+            front.ingress == "haproxy",
+            ready_timeout_s,
+            _announce(settings),
+        )
+
+
+def _import(module: str) -> ModuleType:
     try:
-        launcher = import_module(LAUNCHER)
+        return import_module(module)
     except ModuleNotFoundError as error:
         raise SpecdecError(f"serving needs {error.name}: pip install 'specdec[serve]'") from None
-    launcher.launch(settings, ray_address, ready_timeout_s, _announce(settings))
+
+
+def _say_what_runs(ingress: str) -> None:
+    if ingress == "python":
+        messages().print(
+            "ingress: Serve's Python proxy; it may not notice gRPC clients who leave "
+            "(HAProxy does, and is faster)"
+        )
+    else:
+        messages().print("ingress: HAProxy")
+    mode = os.environ["RAY_AUTH_MODE"]
+    if mode != "token":
+        messages().print(
+            f"[bold red]warning[/]: RAY_AUTH_MODE is {mode}: whoever reaches Ray's ports runs code "
+            "as this user"
+        )
+
+
+def longest_request_s(settings: dict[str, Any]) -> float:
+    """The longest that any request of the config's applications may take. The launcher says what is
+    wrong with a config that has another shape."""
+    limits = [DEFAULT_REQUEST_TIMEOUT_S]
+    applications = settings.get("applications")
+    for part in applications if isinstance(applications, list) else []:
+        for key in ("args", "gateway", "request_timeout_s"):
+            part = part.get(key) if isinstance(part, dict) else None
+        if isinstance(part, int | float):
+            limits.append(float(part))
+    return max(limits)
 
 
 def _announce(settings: dict[str, Any]) -> Callable[[], None]:

@@ -5,28 +5,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-import ray
-from ray import serve
-from ray.serve.config import HTTPOptions, gRPCOptions
+from tests.serve.ray_setup import prepare, remove
 
-from deployments.app import build
-from specdec.engine import Engine
-from tests.serve.harness import (
+PORTS, FOLDER = prepare("haproxy")  # before anything imports Ray, which reads the environment
+
+import httpx  # noqa: E402
+import pytest  # noqa: E402
+import ray  # noqa: E402
+from ray import serve  # noqa: E402
+
+from deployments.app import build  # noqa: E402
+from specdec.engine import Engine  # noqa: E402
+from tests.serve.harness import (  # noqa: E402
     API_KEYS,
     READY_TIMEOUT_S,
-    Ports,
     Service,
-    free_port,
     settings,
-    start_ray,
+    start_cluster,
     wait_until,
 )
 
 HERE = Path(__file__).parent
 # The first test of a file also waits for its application; other work may hold the CPUs.
 TEST_TIMEOUT_S = 300
-SERVICER = "specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server"
 
 
 def pytest_collection_modifyitems(items):
@@ -38,15 +39,11 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def cluster():
     """Ray and Serve on this machine, with free ports."""
-    ports = Ports(http=free_port(), grpc=free_port())
-    start_ray(num_cpus=16)
-    serve.start(
-        http_options=HTTPOptions(host="127.0.0.1", port=ports.http),
-        grpc_options=gRPCOptions(port=ports.grpc, grpc_servicer_functions=[SERVICER]),
-    )
-    yield ports
+    start_cluster(PORTS, num_cpus=16)
+    yield PORTS
     serve.shutdown()
     ray.shutdown()
+    remove(FOLDER)
 
 
 @pytest.fixture(scope="session")
@@ -56,12 +53,18 @@ def deploy(cluster):
     def start(name, app_settings, ready=True):
         prefix = "/" if name == "main" else f"/{name}"
         serve.run(build(app_settings), name=name, route_prefix=prefix, blocking=False)
-        return Service(
+        service = Service(
             name=name,
             url=f"http://127.0.0.1:{cluster.http}{prefix.rstrip('/')}",
             address=f"127.0.0.1:{cluster.grpc}",
             settings=app_settings,
         )
+        wait_until(
+            lambda: httpx.get(f"{service.url}/version").status_code == 200,
+            READY_TIMEOUT_S,
+            "the ingress knows the gateway",
+        )
+        return service
 
     return start
 

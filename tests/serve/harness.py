@@ -7,7 +7,6 @@ descendants, since other clusters may run beside it.
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +16,10 @@ import psutil
 import ray
 from openai import OpenAI
 from ray import serve
+from ray.serve.config import HTTPOptions, gRPCOptions
 
+from deployments.launch import start_ray
+from deployments.ray_environment import LOOPBACK
 from deployments.settings import AppSettings, GatewaySettings, RankResources
 from deployments.target import TargetDescription
 from specdec import Client
@@ -29,6 +31,7 @@ from specdec.config import (
     SchedulerConfig,
     SpeculationConfig,
 )
+from tests.serve.ray_setup import Ports
 
 API_KEYS = """
 - {key: key-a, tenant: tenant-a}
@@ -36,6 +39,7 @@ API_KEYS = """
 - {key: key-operator, tenant: operations, operator: true}
 """
 OPERATOR = {"authorization": "Bearer key-operator"}
+SERVICER = "specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server"
 MAX_K = 6
 MAX_MODEL_LEN = 256
 MAX_RUNNING = 4
@@ -44,12 +48,6 @@ NUM_BLOCKS = 512
 # Room for CPUs that other work keeps busy; a run on idle ones needs a fraction of it.
 READY_TIMEOUT_S = 120.0
 CALL_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Ports:
-    http: int
-    grpc: int
 
 
 @dataclass(frozen=True)
@@ -129,29 +127,30 @@ def settings(
     )
 
 
-def start_ray(num_cpus: int, num_attempts: int = 3) -> None:
-    """Ray gives its own processes 30 s to start, which a busy machine may not keep at first."""
+def start_cluster(ports: Ports, num_cpus: int, num_attempts: int = 3) -> None:
+    """Ray and Serve in this process, as `specdec serve` starts them; the environment is set.
+
+    Ray gives its own processes 30 s to start, which a busy machine may not keep at first.
+    """
     for attempt in range(num_attempts):
         try:
-            ray.init(
-                _node_ip_address="127.0.0.1",
+            start_ray(
+                LOOPBACK,
                 num_cpus=num_cpus,
                 include_dashboard=False,
                 log_to_driver=False,
                 object_store_memory=100 * 2**20,
                 runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
             )
-            return
+            break
         except Exception as error:
             ray.shutdown()
             if "timed out during startup" not in str(error) or attempt + 1 == num_attempts:
                 raise
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    serve.start(
+        http_options=HTTPOptions(host=LOOPBACK, port=ports.http),
+        grpc_options=gRPCOptions(port=ports.grpc, grpc_servicer_functions=[SERVICER]),
+    )
 
 
 def describe_target(application: str) -> TargetDescription:

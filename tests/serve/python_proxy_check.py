@@ -1,7 +1,7 @@
-"""HTTP and gRPC through Serve's HAProxy ingress, on a Ray cluster of its own.
+"""HTTP and gRPC through Serve's Python proxy, on a Ray cluster of its own.
 
-Run by test_haproxy.py as a process, since the ingress is chosen by an environment variable that
-all of Serve's processes must see from their start. Prints one JSON object.
+Run by test_python_proxy.py as a process, since the ingress is chosen by an environment variable
+that all of Serve's processes must see from their start. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -10,34 +10,37 @@ import json
 import sys
 from pathlib import Path
 
-import httpx
-import psutil
-import ray
-from ray import serve
-from ray.serve.config import HTTPOptions, gRPCOptions
+from tests.serve.ray_setup import prepare, remove
 
-from deployments.app import build
-from specdec import Client
-from specdec.errors import InvalidRequestError
-from tests.serve.harness import READY_TIMEOUT_S, free_port, settings, start_ray, wait_until
+PORTS, FOLDER = prepare("python")  # before anything imports Ray, which reads the environment
 
-SERVICER = "specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server"
+import httpx  # noqa: E402
+import psutil  # noqa: E402
+import ray  # noqa: E402
+from ray import serve  # noqa: E402
+
+from deployments.app import build  # noqa: E402
+from specdec import Client  # noqa: E402
+from specdec.errors import InvalidRequestError  # noqa: E402
+from tests.serve.harness import (  # noqa: E402
+    READY_TIMEOUT_S,
+    settings,
+    start_cluster,
+    wait_until,
+)
+
 ASKED = {"max_tokens": 24, "seed": 3}
 
 
 def main(target: Path) -> None:
-    http_port, grpc_port = free_port(), free_port()
-    start_ray(num_cpus=8)
-    serve.start(
-        http_options=HTTPOptions(host="127.0.0.1", port=http_port),
-        grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=[SERVICER]),
-    )
+    start_cluster(PORTS, num_cpus=8)
     serve.run(build(settings(target, None)), name="main", route_prefix="/")
     try:
-        print(json.dumps(observe(f"http://127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}")))
+        print(json.dumps(observe(f"http://127.0.0.1:{PORTS.http}", f"127.0.0.1:{PORTS.grpc}")))
     finally:
         serve.shutdown()
         ray.shutdown()
+        remove(FOLDER)
 
 
 def observe(url: str, address: str) -> dict[str, object]:
@@ -45,7 +48,7 @@ def observe(url: str, address: str) -> dict[str, object]:
     wait_until(
         lambda: httpx.get(f"{url}/health", timeout=10).status_code == 200,
         READY_TIMEOUT_S,
-        "HAProxy knows the replicas",
+        "the proxy knows the replicas",
     )
     whole = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
     with httpx.stream(

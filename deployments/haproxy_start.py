@@ -1,0 +1,64 @@
+"""Starts HAProxy for Serve with a config that says where each of its ports is bound.
+
+    python -m deployments.haproxy_start BINARY HOST FOLDER -db -f CONFIG ...
+
+Serve's template binds statistics and metrics on all interfaces, without a key and without a
+setting, and gives the front's host to the replicas behind it as well. Serve starts the executable
+that RAY_SERVE_HAPROXY_BINARY_PATH names at every change of replicas: this one, which rewrites the
+config that Serve has just written, and becomes HAProxy (Serve knows it by its process id).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+# A request's head must be there by then; idle connections are another matter.
+HEAD_TIMEOUT_S = 30
+SECTION = re.compile(r"^(global|defaults|frontend|backend|listen)\b\s*(\S*)")
+BIND = re.compile(r"^(\s*bind\s+)(\S*):(\d+)(.*)$")
+FRONTS = ("http_frontend", "grpc_frontend")
+
+
+def rebind(config: str, host: str, folder: Path) -> str:
+    """Serve's config with the two fronts at `host`, and everything else that listens at a socket in
+    `folder` that only the owner can open.
+
+    Raises ValueError where a bind is none that is known here: it might be open to all.
+    """
+    lines = []
+    section = name = ""
+    for line in config.splitlines():
+        if found := SECTION.match(line):
+            section, name = found.groups()
+        if line.strip().startswith("bind"):
+            line = _bound(line, name, host, folder)
+        lines.append(line)
+        if line.strip() == "defaults" and section == "defaults":
+            lines.append(f"    timeout http-request {HEAD_TIMEOUT_S}s")
+    return "\n".join(lines) + "\n"
+
+
+def _bound(line: str, name: str, host: str, folder: Path) -> str:
+    if line.split()[1].startswith(f"unix@{folder}/"):
+        return line  # rewritten before
+    found = BIND.match(line)
+    if found is None:
+        raise ValueError(f"haproxy config: {name}: cannot tell where this is bound: {line.strip()}")
+    start, _, port, rest = found.groups()
+    if name in FRONTS:
+        return f"{start}{host}:{port}{rest}"
+    return f"{start}unix@{folder / name}.sock mode 600{rest}"
+
+
+def main(arguments: list[str]) -> None:
+    binary, host, folder, *options = arguments
+    path = Path(options[options.index("-f") + 1])
+    path.write_text(rebind(path.read_text(), host, Path(folder)))
+    os.execv(binary, [binary, *options])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
