@@ -43,6 +43,7 @@ from benchmarks.rollover_clients import Clients, Outcome, outcome
 from benchmarks.served_demo import demo_config
 from deployments.drain_node import REPLICA_PREFIX, wait_until_empty
 from deployments.launch import check_config
+from deployments.ray_environment import authentication
 from specdec import Client
 from specdec.model.catalog import resolve
 
@@ -283,4 +284,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "RAY_AUTH_MODE" not in os.environ:
+        # Ray has read its environment by now, and its nodes must all ask for the same token.
+        os.execve(sys.executable, sys.orig_argv, os.environ | authentication())
     main()

@@ -68,7 +68,7 @@ def variables(front: Front, ray_host: str, folder: Path) -> dict[str, str]:
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
         GRPC_SIZE: os.environ.get(GRPC_SIZE, str(GRPC_MAX_BYTES)),
-        **_authentication(),
+        **authentication(),
     }
     if is_loopback(ray_host):
         # Despite its name this holds on Linux, too: without clusters, Ray's processes listen on
@@ -126,7 +126,7 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _authentication() -> dict[str, str]:
+def authentication() -> dict[str, str]:
     """Ray's tokens, on unless the user says otherwise. The token is the one that the user has set,
     or that of the file where Ray's own tools look for it; it is made at first use."""
     mode = os.environ.get("RAY_AUTH_MODE", "token")

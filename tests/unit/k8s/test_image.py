@@ -11,6 +11,7 @@ from importlib import metadata
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from tests.conftest import REPOSITORY
 from tests.kubernetes import K8S
@@ -41,6 +42,12 @@ def test_hadolint_finds_nothing():
     assert ran.returncode == 0, ran.stdout
 
 
+def test_its_base_is_named_by_digest_and_there_is_no_default():
+    assert re.search(r"^ARG PYTHON_DIGEST$", text(), re.MULTILINE)
+    bases = re.findall(r"^FROM (\S+) AS (?:build|runtime)$", text(), re.MULTILINE)
+    assert bases == ["${PYTHON}@${PYTHON_DIGEST}"] * 2
+
+
 def test_its_python_is_that_of_the_tests():
     version = re.search(r"^ARG PYTHON=python:(\d+)\.(\d+)\.\d+-slim-\w+$", text(), re.MULTILINE)
     assert (int(version[1]), int(version[2])) == sys.version_info[:2]
@@ -48,14 +55,64 @@ def test_its_python_is_that_of_the_tests():
 
 @pytest.mark.parametrize("name", STAGES)
 def test_every_package_is_pinned_to_what_the_tests_run_with(name):
-    build = stage(f"build-{name}")
-    assert "pip install --constraint constraints.txt '.[serve,tracing]'" in build
-    assert "\"$(grep '^torch==' constraints.txt)\"" in build
+    stages = (stage("build") + stage(f"build-{name}")).replace("\\\n", " ")
+    installs = re.findall(r"pip (?:install|wheel) [^&\n]*", stages)
+    assert len(installs) == 5
+    for command in installs:
+        # With hashes; torch by its version; our own wheel, with nothing that it would ask for.
+        assert (
+            "--no-deps --require-hashes --requirement" in command
+            or "\"$(grep '^torch==' constraints.txt)\"" in command
+            or re.search(r"--no-deps (--no-build-isolation|/wheels/)", command)
+        ), command
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-build.txt"])
+def test_hashed_packages_are_those_that_the_tests_run_with(name):
     pins = dict(
         line.split("==") for line in (REPOSITORY / "constraints.txt").read_text().splitlines()
     )
-    for package in ("torch", "ray", "transformers", "grpcio", "protobuf"):
-        assert pins[package] == metadata.version(package).partition("+")[0]
+    hashed = hashed_requirements(name)
+    assert hashed.items() <= {canonical(k): v for k, v in pins.items()}.items()
+
+
+def test_hashed_packages_are_all_that_the_image_needs():
+    """Nothing is resolved when the image is built, so nothing may be missing."""
+    needed = closure([Requirement("specdec[serve,tracing]")]) - {"specdec", "torch"}
+    assert hashed_requirements("requirements.txt").keys() == needed
+    assert hashed_requirements("requirements-build.txt").keys() == closure(
+        [Requirement("hatchling")]
+    )
+
+
+def hashed_requirements(name: str) -> dict[str, str]:
+    """Versions by package; every one has a hash."""
+    lines = (REPOSITORY / "docker" / name).read_text("utf-8").splitlines()
+    pattern = re.compile(r"(\S+)==(\S+) --hash=sha256:[0-9a-f]{64}")
+    found = [pattern.fullmatch(line) for line in lines if not line.startswith("#")]
+    assert all(found)
+    return {canonical(match[1]): match[2] for match in found}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def closure(todo: list[Requirement]) -> set[str]:
+    """Names of all packages that these need, as they are installed here."""
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while todo:
+        wanted = todo.pop()
+        key = (canonical(wanted.name), frozenset(wanted.extras))
+        if key in seen:
+            continue
+        seen.add(key)
+        for line in metadata.distribution(wanted.name).requires or []:
+            part = Requirement(line)
+            extras = wanted.extras or {""}
+            if part.marker is None or any(part.marker.evaluate({"extra": e}) for e in extras):
+                todo.append(part)
+    return {name for name, _ in seen}
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -85,6 +142,8 @@ def test_only_what_the_build_needs_is_sent_to_it():
         "constraints.txt",
         "deployments",
         "docker/check_image.py",
+        "docker/requirements-build.txt",
+        "docker/requirements.txt",
         "protos",
         "pyproject.toml",
         "specdec",
