@@ -195,7 +195,7 @@ def serve(
             )
         else:
             launcher = _import(LAUNCHER)
-            launcher.launch(settings, ray_address, ready_timeout_s, _announce(settings))
+            launcher.launch(settings, ray_address, ready_timeout_s, _announce(settings, []))
 
 
 def _refuse_unused_flags(context: typer.Context) -> None:
@@ -338,14 +338,13 @@ def _launch_here(
     # In /tmp whatever TMPDIR says: the path of a socket may have a hundred characters only.
     with tempfile.TemporaryDirectory(prefix="specdec-", dir="/tmp") as folder:
         os.environ.update(environment.variables(front, ray_host, Path(folder)))
-        _say_what_runs(front.ingress)
         launcher = _import(LAUNCHER)
         launcher.launch_here(
             settings,
             ray_host,
             front.ingress == "haproxy",
             ready_timeout_s,
-            _announce(settings),
+            _announce(settings, _what_runs(front.ingress)),
         )
 
 
@@ -356,20 +355,21 @@ def _import(module: str) -> ModuleType:
         raise SpecdecError(f"serving needs {error.name}: pip install 'specdec[serve]'") from None
 
 
-def _say_what_runs(ingress: str) -> None:
+def _what_runs(ingress: str) -> list[str]:
+    """What somebody who starts a server should know of it."""
+    lines = ["  ingress  HAProxy"]
     if ingress == "python":
-        messages().print(
-            "ingress: Serve's Python proxy; it may not notice gRPC clients who leave "
-            "(HAProxy does, and is faster)"
-        )
-    else:
-        messages().print("ingress: HAProxy")
+        lines = [
+            "  ingress  Serve's Python proxy: gRPC clients who leave may not be noticed "
+            "(HAProxy notices, and is faster)"
+        ]
     mode = os.environ["RAY_AUTH_MODE"]
     if mode != "token":
-        messages().print(
-            f"[bold red]warning[/]: RAY_AUTH_MODE is {mode}: whoever reaches Ray's ports runs code "
-            "as this user"
+        lines.append(
+            f"  [bold red]warning[/]  RAY_AUTH_MODE is {mode}: whoever reaches Ray's ports runs "
+            "code as this user"
         )
+    return lines
 
 
 def longest_request_s(settings: dict[str, Any]) -> float:
@@ -385,7 +385,7 @@ def longest_request_s(settings: dict[str, Any]) -> float:
     return max(limits)
 
 
-def _announce(settings: dict[str, Any]) -> Callable[[], None]:
+def _announce(settings: dict[str, Any], what_runs: list[str]) -> Callable[[], None]:
     """Say where it serves, once it does, and prove it with a first answer."""
     host, port = settings["http_options"]["host"], settings["http_options"]["port"]
     shown = "localhost" if host in ("127.0.0.1", "0.0.0.0") else host
@@ -397,6 +397,7 @@ def _announce(settings: dict[str, Any]) -> Callable[[], None]:
         f"  gRPC  {grpc_address}",
         f'  try   specdec generate "{FIRST_PROMPT}" --address {grpc_address} --show',
         "  stop  Ctrl-C",
+        *what_runs,
     )
 
     def announce() -> None:

@@ -8,17 +8,23 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from deployments import configs, launch
+from deployments import configs, launch, ray_environment
 from deployments.settings import AppSettings
 from specdec.cli import serve
 from specdec.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_set_in_this_process(monkeypatch):
+    """It lives on, and others start a Ray in it."""
+    monkeypatch.setattr(ray_environment, "variables", lambda *arguments: {})
 
 
 @pytest.fixture
 def launched(monkeypatch):
     """What the launcher would have started."""
     calls = []
-    monkeypatch.setattr(launch, "launch", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(launch, "launch_here", lambda *arguments: calls.append(arguments))
     return calls
 
 
@@ -65,10 +71,11 @@ def test_without_a_draft_only_ngrams_propose(specdec):
 
 def test_without_arguments_the_demo_pair_is_served(specdec, launched):
     specdec("serve")
-    ((config, ray_address, ready_timeout_s, _),) = launched
+    ((config, ray_host, behind_haproxy, ready_timeout_s, _),) = launched
     settings = AppSettings.model_validate(config["applications"][0]["args"])
     assert settings.target.target.model == settings.draft.draft.model == "smollm2"
-    assert ray_address is None
+    assert ray_host == "127.0.0.1"
+    assert behind_haproxy == (ray_environment.haproxy_binary() is not None)
     assert ready_timeout_s == 600
 
 
