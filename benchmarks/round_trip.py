@@ -72,6 +72,9 @@ class EchoDraft:
     def drop_target(self, target: str) -> None:
         self._deliver.pop(target, None)
 
+    def behind(self, target: str) -> None:
+        return None
+
     def load(self) -> Heartbeat:
         return Heartbeat(0, 0)
 

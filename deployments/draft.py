@@ -56,7 +56,7 @@ class Draft:
         self._thread = await asyncio.to_thread(_load, config, resources)
         self._tracing = start_tracing(tracing, "draft", self._replica_id)
         observer = DraftTraces(self._tracing) if self._tracing is not None else None
-        self._server = DraftServer(self._thread, observer)
+        self._server = DraftServer(self._thread, observer, max_targets=config.limits.max_targets)
         listens_at, told = draft_hosts(server.host, ray.util.get_node_ip_address())
         port = await self._server.start(address_of(listens_at, server.port))
         self._address = address_of(told, port)

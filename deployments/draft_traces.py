@@ -24,6 +24,9 @@ from specdec.speculation.messages import (
     TargetMessage,
 )
 
+# Traced sessions of one target that are followed at a time.
+MAX_FOLLOWED = 1024
+
 
 @dataclass(slots=True)
 class _Session:
@@ -50,7 +53,7 @@ class DraftTraces:
                 match message:
                     case Open(traceparent="") | Close():
                         sessions.pop(message.session_id, None)
-                    case Open():
+                    case Open() if len(sessions) < MAX_FOLLOWED:
                         context = context_of({TRACEPARENT: message.traceparent})
                         sessions[message.session_id] = _Session(context)
                     case Commit() if message.k > 0:

@@ -113,11 +113,24 @@ class EngineConfig(_Config):
     speculation: SpeculationConfig = SpeculationConfig()
 
 
+class DraftLimits(_Config):
+    """What a draft keeps for its targets, whatever they send. A token of text takes about 50 bytes;
+    a parameter of a request counts as the tokens that it takes as much memory as."""
+
+    max_targets: PositiveInt = 64
+    max_sessions: PositiveInt = 4096
+    max_sessions_per_target: PositiveInt = 1024
+    max_text_tokens: PositiveInt = 16_000_000
+    max_text_tokens_per_target: PositiveInt = 4_000_000
+
+
 class DraftConfig(_Config):
     """Everything that a draft engine needs.
 
     `max_share_per_target` bounds the fraction of KV blocks that one target's sessions may hold;
-    a session idle for `idle_timeout_s` may be evicted when memory is short.
+    below it a target takes what nobody wants, and gives back what exceeds an equal share to a
+    target that has less and needs it. A session idle for `idle_timeout_s` may be evicted when
+    memory is short.
     """
 
     draft: ModelConfig
@@ -127,3 +140,4 @@ class DraftConfig(_Config):
     max_law_entries: Annotated[int, Field(ge=1, le=1024)] = 128
     max_share_per_target: Annotated[float, Field(gt=0, le=1)] = 1.0
     idle_timeout_s: PositiveFloat = 30.0
+    limits: DraftLimits = DraftLimits()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import torch
@@ -67,6 +68,7 @@ class DraftEngine:
             info.max_model_len,
             info.max_num_speculative_tokens,
             eos_token_ids,
+            config.limits,
             clock,
         )
         self._scheduler = DraftScheduler(
@@ -149,19 +151,36 @@ class DraftEngine:
         """What may be computed now, memory granted: drafting, and catch-up, most urgent first."""
         drafts: list[Work] = []
         catch_ups: list[Work] = []
-        for session in filter(self._grant, self.sessions.asked()):
+        for session in filter(self._grant, self._first_of_each(self.sessions.asked())):
             num_tokens = session.num_pending_tokens
             work = Work(session, num_tokens, is_catch_up=num_tokens > MAX_DRAFT_QUERY)
             (catch_ups if work.is_catch_up else drafts).append(work)
         is_busy = bool(drafts or catch_ups)
-        for session in self.sessions.all():
-            if session.ask is not None or not self._deserves_catch_up(session):
-                continue
-            if (is_busy and session.is_ready) or not self._grant(session):
-                continue
+        lagging = [
+            session
+            for session in self.sessions.all()
+            if session.ask is None
+            and not (is_busy and session.is_ready)
+            and self._deserves_catch_up(session)
+        ]
+        for session in filter(self._grant, self._first_of_each(lagging)):
             catch_ups.append(Work(session, session.num_lagging_tokens, is_catch_up=True))
         # A later grant may have evicted an earlier session, or found all of one in the cache.
-        return drafts, [work for work in catch_ups if work.session.is_wanted and work.num_tokens]
+        return [work for work in drafts if work.session.is_wanted], [
+            work for work in catch_ups if work.session.is_wanted and work.num_tokens
+        ]
+
+    def _first_of_each(self, sessions: Iterable[Session]) -> list[Session]:
+        """No more of a target than a pass has room for: what a target wants costs the others no
+        time to look at."""
+        room = self.config.scheduler.max_num_sequences
+        num_taken: Counter[str] = Counter()
+        taken = []
+        for session in sessions:
+            num_taken[session.target] += 1
+            if num_taken[session.target] <= room:
+                taken.append(session)
+        return taken
 
     def _deserves_catch_up(self, session: Session) -> bool:
         """Whether a session that was not asked is worth computing for: it was never ready, or,

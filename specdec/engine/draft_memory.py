@@ -17,8 +17,10 @@ class DraftMemory:
     """Block tables of all sessions.
 
     A target's sessions together hold at most `max_share_per_target` of the pool (a shared block
-    counts once for each holder). A ready session that was not asked for `idle_timeout_s` may lose
-    its blocks to another one; no other does, so that two sessions cannot evict each other in turn.
+    counts once for each holder). Within it whoever comes first takes what is free. Sessions lose
+    blocks to others in two cases only, so that no two can evict each other in turn: a ready one
+    that was not asked for `idle_timeout_s`, to anybody; and one of a target that holds more than an
+    equal share of the pool, to a target that stays within its own.
     """
 
     def __init__(
@@ -112,7 +114,21 @@ class DraftMemory:
                 return
         while self.blocks.num_free_blocks < num_missing:
             if not self._evict(self._longest_idle(session, None, now_s)):
+                break
+        while self.blocks.num_free_blocks < num_missing:
+            if not self._evict(self._reclaimable(session.target, num_missing)):
                 return
+
+    def _reclaimable(self, target: str, num_missing: int) -> Session | None:
+        """Of the target that holds most beyond an equal share the session that is missed least, for
+        one that stays within it; what is asked right now comes last."""
+        holding = {holder for holder, num_held in self._num_held.items() if num_held} | {target}
+        share = self.blocks.num_blocks // len(holding)
+        richest = max(holding - {target}, key=lambda other: self._num_held[other], default=target)
+        if self._num_held[richest] <= share or self._num_held[target] + num_missing > share:
+            return None
+        theirs = [session for session in self._holders.values() if session.target == richest]
+        return min(theirs, key=lambda session: (session.ask is not None, session.last_used_s))
 
     def _longest_idle(self, asking: Session, target: str | None, now_s: float) -> Session | None:
         idle = [

@@ -47,7 +47,7 @@ class Session:
     stands behind it is never sent; it keeps the answer's time, which must not tell of values.
 
     `is_wanted`: memory and computation may be spent on it. `is_ready`: the target knows that the
-    text is computed. `declined`: why it is never drafted for again, or "".
+    text is computed.
     """
 
     target: str
@@ -66,7 +66,6 @@ class Session:
     last_round: int = 0
     is_wanted: bool = True
     is_ready: bool = False
-    declined: str = ""
 
     @classmethod
     def of(

@@ -7,7 +7,10 @@ nothing and chooses no work. Numbers from outside are checked here, before a mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+from specdec.config import DraftLimits
+from specdec.engine.draft_books import Books, params_size
 from specdec.engine.draft_memory import DraftMemory
 from specdec.engine.draft_session import OutOfStep, Session
 from specdec.errors import InvalidRequestError
@@ -26,6 +29,14 @@ ASKING_S = 1.0
 NOT_FINITE = "not_finite"
 
 
+@dataclass(frozen=True, slots=True)
+class _Declined:
+    """A session that is never drafted for again."""
+
+    epoch: int
+    reason: str
+
+
 class SessionStore:
     """Sessions by (target, session id), and the messages that wait to be sent.
 
@@ -39,6 +50,7 @@ class SessionStore:
         max_model_len: int,
         max_k: int,
         eos_token_ids: frozenset[int],
+        limits: DraftLimits,
         clock: Callable[[], float],
     ) -> None:
         self.memory = memory
@@ -50,6 +62,8 @@ class SessionStore:
         self._clock = clock
         self._target_vocab_sizes: dict[str, int] = {}
         self._sessions: dict[tuple[str, int], Session] = {}
+        self._declined: dict[tuple[str, int], _Declined] = {}
+        self._books = Books(limits)
         self._outbox: Outbox = []
         self._asked_s: dict[str, float] = {}
 
@@ -66,6 +80,8 @@ class SessionStore:
         """Free everything of a target; nothing more is sent to it."""
         for session in [s for s in self._sessions.values() if s.target == target]:
             self._remove(session)
+        for key in [key for key in self._declined if key[0] == target]:
+            self._forget_declined(key)
         self._target_vocab_sizes.pop(target, None)
         self._asked_s.pop(target, None)
         self._outbox = [sent for sent in self._outbox if sent[0] != target]
@@ -107,19 +123,29 @@ class SessionStore:
                 self._close(target, message)
 
     def _open(self, target: str, opened: Open) -> None:
-        old = self.get(target, opened.session_id)
+        key = (target, opened.session_id)
+        old, declined = self._sessions.get(key), self._declined.get(key)
+        known_epoch = old.opened.epoch if old else declined.epoch if declined else 0
+        if opened.epoch <= known_epoch:
+            return
         if old is not None:
-            if opened.epoch <= old.opened.epoch:
-                return
             self._remove(old)
+        if declined is not None:
+            self._forget_declined(key)
+        size = len(opened.prompt_token_ids) + len(opened.output_token_ids)
+        size += params_size(opened.params)
+        if not self._books.takes(target, size):
+            self.send(target, _notice(opened, "over_limit"))
+            return
         session = Session.of(
             target, opened, self._eos_token_ids, self._max_model_len, self._clock()
         )
         self._sessions[session.key] = session
+        self._books.add(session.key, size)
         fault = self._open_fault(session)
         if fault:
-            self._decline(session, fault)
             self.answer(session, fault)
+            self._decline(session, fault)
 
     def _open_fault(self, session: Session) -> str:
         opened = session.opened
@@ -138,37 +164,48 @@ class SessionStore:
     def _commit(self, target: str, commit: Commit) -> None:
         if commit.k > 0:
             self._asked_s[target] = self._clock()
-        session = self.get(target, commit.session_id)
-        if session is None or commit.epoch > session.opened.epoch:
+        key = (target, commit.session_id)
+        session, declined = self._sessions.get(key), self._declined.get(key)
+        known_epoch = session.opened.epoch if session else declined.epoch if declined else 0
+        if not known_epoch or commit.epoch > known_epoch:
             self._resync(target, commit, "unknown session or epoch")
-            return
-        if commit.epoch < session.opened.epoch:
-            return
-        if not session.declined:
-            try:
-                session.apply(commit, self._max_k, self._clock())
-            except OutOfStep as fault:
-                self._remove(session)
-                self._resync(target, commit, fault.reason)
-                return
-            self._after_commit(session, commit)
-        if session.declined and commit.k > 0:
-            self.send(target, _refusal(commit, session.declined))
+        elif commit.epoch == known_epoch and session is not None:
+            self._continue(session, commit)
+        elif commit.epoch == known_epoch and declined is not None and commit.k > 0:
+            self.send(target, _refusal(commit, declined.reason))
 
-    def _after_commit(self, session: Session, commit: Commit) -> None:
+    def _continue(self, session: Session, commit: Commit) -> None:
+        num_tokens = session.num_tokens
+        try:
+            session.apply(commit, self._max_k, self._clock())
+        except OutOfStep as fault:
+            self._remove(session)
+            self._resync(session.target, commit, fault.reason)
+            return
+        reason = self._commit_fault(session, commit, session.num_tokens - num_tokens)
+        if reason:
+            self._decline(session, reason)
+            if commit.k > 0:
+                self.send(session.target, _refusal(commit, reason))
+            return
+        self.memory.trim(session)
+        if session.is_answerable:
+            self.answer(session)
+
+    def _commit_fault(self, session: Session, commit: Commit, num_new: int) -> str:
+        if not self._books.grow(session.key, num_new):
+            return "over_limit"
         if not self._is_known(commit.token_ids):
-            self._decline(session, "unsupported")
-        elif session.room <= 0:
-            self._decline(session, "context_full")
-        else:
-            self.memory.trim(session)
-            if session.is_answerable:
-                self.answer(session)
+            return "unsupported"
+        return "context_full" if session.room <= 0 else ""
 
     def _close(self, target: str, message: Close) -> None:
-        session = self.get(target, message.session_id)
+        key = (target, message.session_id)
+        session, declined = self._sessions.get(key), self._declined.get(key)
         if session is not None and message.epoch >= session.opened.epoch:
             self._remove(session)
+        if declined is not None and message.epoch >= declined.epoch:
+            self._forget_declined(key)
 
     def _is_known(self, token_ids: list[int]) -> bool:
         """Whether this model has an embedding for all of them. A larger, padded target vocabulary
@@ -218,16 +255,37 @@ class SessionStore:
         return sent
 
     def _decline(self, session: Session, reason: str) -> None:
-        """Never draft for this session again."""
-        session.declined, session.ask = reason, None
+        """Never draft for this session again; of it only the name and the reason are kept."""
+        session.ask = None
         self.put_aside(session)
+        del self._sessions[session.key]
+        self._books.shrink(session.key)
+        self._declined[session.key] = _Declined(session.opened.epoch, reason)
 
     def _remove(self, session: Session) -> None:
         self.memory.release(session)
+        self._books.remove(session.key)
         del self._sessions[session.key]
+
+    def _forget_declined(self, key: tuple[str, int]) -> None:
+        self._books.remove(key)
+        del self._declined[key]
+
+    def check_books(self) -> None:
+        """AssertionError unless what is counted is what there is."""
+        sizes = {
+            key: session.num_tokens + params_size(session.opened.params)
+            for key, session in self._sessions.items()
+        }
+        self._books.check(sizes | dict.fromkeys(self._declined, 0))
 
     def _resync(self, target: str, commit: Commit, reason: str) -> None:
         self.send(target, Resync(commit.session_id, commit.epoch, reason))
+
+
+def _notice(opened: Open, reason: str) -> Proposal:
+    base_len = len(opened.output_token_ids)
+    return Proposal(opened.session_id, opened.epoch, base_len, 0, [], reason=reason)
 
 
 def _refusal(commit: Commit, reason: str) -> Proposal:

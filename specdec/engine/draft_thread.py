@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from specdec.config import DraftConfig
 from specdec.engine.draft_builder import build_draft_engine, token_strings
 from specdec.engine.draft_engine import DraftEngine
+from specdec.engine.draft_inbox import Inbox
 from specdec.engine.draft_store import Outbox
 from specdec.engine.draft_warmup import warm_up_draft
 from specdec.engine.step_watch import StepWatch, thread_cpu_s
@@ -72,6 +73,7 @@ class DraftThread:
         self._watch = StepWatch()
         self._wake = threading.Condition()
         self._tasks: list[Callable[[], None]] = []
+        self._inboxes: dict[str, Inbox] = {}
         self._is_stopping = False
         # Re-entrant, so that a `deliver` may drop its own target.
         self._deliver_lock = threading.RLock()
@@ -93,14 +95,29 @@ class DraftThread:
             raise ValueError(f"target {target}: {fault}")
         with self._deliver_lock:
             self._deliver[target] = deliver
+        with self._wake:
+            self._inboxes[target] = Inbox()
         self._post(lambda: self._engine.add_target(target, hello.vocab_size))
 
     def submit(self, target: str, messages: list[TargetMessage]) -> None:
-        self._post(lambda: self._engine.submit(target, messages))
+        with self._wake:
+            inbox = self._inboxes.get(target)
+            if inbox is not None:
+                inbox.put(messages)
+                self._wake.notify()
+
+    def behind(self, target: str) -> Future[None] | None:
+        with self._wake:
+            inbox = self._inboxes.get(target)
+            return inbox.behind() if inbox is not None else None
 
     def drop_target(self, target: str) -> None:
         with self._deliver_lock:  # held during deliveries: none is under way or follows
             self._deliver.pop(target, None)
+        with self._wake:
+            inbox = self._inboxes.pop(target, None)
+            if inbox is not None:
+                inbox.let_go()
         self._post(lambda: self._engine.drop_target(target))
 
     def load(self) -> Heartbeat:
@@ -161,18 +178,25 @@ class DraftThread:
     def _loop(self) -> None:
         while True:
             with self._wake:
-                while not (self._is_stopping or self._tasks or self._has_work()):
+                while not (self._is_stopping or self._has_mail() or self._has_work()):
                     self._wake.wait()
                 if self._is_stopping:
                     return
                 tasks, self._tasks = self._tasks, []
+                full = [(target, inbox) for target, inbox in self._inboxes.items() if inbox]
+                mail = [(target, inbox.take(len(full))) for target, inbox in full]
             self._meter.switch(is_busy=True)
             self._busy_since_s = time.monotonic()
             for task in tasks:
                 task()
+            for target, messages in mail:
+                self._engine.submit(target, messages)
             self._send(self._step())
             self._busy_since_s = None
             self._meter.switch(is_busy=False)
+
+    def _has_mail(self) -> bool:
+        return bool(self._tasks) or any(self._inboxes.values())
 
     def _has_work(self) -> bool:
         return self._fault is None and self._engine.has_work

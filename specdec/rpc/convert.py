@@ -32,6 +32,12 @@ from specdec.speculation.messages import (
 from specdec.v1 import draft_pb2, verify_pb2
 
 TOKENS_PER_CHUNK = 200_000  # varints of at most 5 bytes: below 1 MiB
+# A message of a step, either way: more is sent in several, and no peer sends more.
+MAX_RECORDS = 1024
+MAX_TOKENS = 200_000
+MAX_PROPOSED_BYTES = 2**20
+# Longer proposals are too long by any k, and cut where they are read.
+MAX_PROPOSAL_TOKENS = 256
 # What a peer says of itself is cut to what can be: nothing beyond these is a measurement.
 MAX_TIME_MS = 60_000.0
 MAX_BLOCKS = 2**28
@@ -144,28 +150,47 @@ def close_from_wire(wire: draft_pb2.Close) -> Close:
     return Close(session_id=wire.session_id, epoch=wire.epoch)
 
 
-def step_to_wire(messages: Iterable[TargetMessage]) -> draft_pb2.SpeculateRequest:
-    """All that one step has to say, in one message. An Open travels on Sync, not here."""
-    wire = draft_pb2.SpeculateRequest()
+def steps_to_wire(messages: Iterable[TargetMessage]) -> Iterator[draft_pb2.SpeculateRequest]:
+    """All that one step has to say, in one message as a rule. An Open travels on Sync, not here."""
+    wire, num_records, num_tokens = draft_pb2.SpeculateRequest(), 0, 0
     for message in messages:
-        match message:
-            case Commit():
-                wire.commits.add(
-                    session_id=message.session_id,
-                    epoch=message.epoch,
-                    base_len=message.base_len,
-                    round=message.round,
-                    token_ids=message.token_ids,
-                    k=message.k,
-                    deadline_us=max(0, round(message.deadline_ms * 1000)),
-                )
-            case Close():
-                wire.closes.add(session_id=message.session_id, epoch=message.epoch)
-            case Heartbeat():
-                wire.heartbeat.CopyFrom(_heartbeat_to_wire(message))
-            case Open():
-                raise AssertionError("an Open travels on Sync")
-    return wire
+        more = len(message.token_ids) if isinstance(message, Commit) else 0
+        if num_records == MAX_RECORDS or (num_records and num_tokens + more > MAX_TOKENS):
+            yield wire
+            wire, num_records, num_tokens = draft_pb2.SpeculateRequest(), 0, 0
+        _add_to_step(wire, message)
+        num_records, num_tokens = num_records + 1, num_tokens + more
+    if num_records:
+        yield wire
+
+
+def _add_to_step(wire: draft_pb2.SpeculateRequest, message: TargetMessage) -> None:
+    match message:
+        case Commit():
+            wire.commits.add(
+                session_id=message.session_id,
+                epoch=message.epoch,
+                base_len=message.base_len,
+                round=message.round,
+                token_ids=message.token_ids,
+                k=message.k,
+                deadline_us=max(0, round(message.deadline_ms * 1000)),
+            )
+        case Close():
+            wire.closes.add(session_id=message.session_id, epoch=message.epoch)
+        case Heartbeat():
+            wire.heartbeat.CopyFrom(_heartbeat_to_wire(message))
+        case Open():
+            raise AssertionError("an Open travels on Sync")
+
+
+def step_fault(wire: draft_pb2.SpeculateRequest | verify_pb2.VerifyResponse) -> str | None:
+    """Why a step's message is more than any target sends, or None; nothing of it is copied."""
+    if len(wire.commits) + len(wire.closes) > MAX_RECORDS:
+        return f"more than {MAX_RECORDS} records in a message"
+    if sum(len(commit.token_ids) for commit in wire.commits) > MAX_TOKENS:
+        return f"more than {MAX_TOKENS} tokens in a message"
+    return None
 
 
 def step_from_wire(
@@ -207,6 +232,20 @@ def ready_to_wire(messages: Iterable[DraftMessage]) -> draft_pb2.SpeculateRespon
     return wire
 
 
+def proposed_bytes(message: DraftMessage) -> int:
+    """About what a message takes on the wire."""
+    if not isinstance(message, Proposal):
+        return 32
+    return 32 + 5 * len(message.token_ids) + sum(16 + 6 * len(law.ids) for law in message.laws)
+
+
+def ready_fault(wire: draft_pb2.SpeculateResponse | verify_pb2.VerifyRequest) -> str | None:
+    """Why a message is more than any draft sends, or None."""
+    if len(wire.proposals) + len(wire.resyncs) > MAX_RECORDS:
+        return f"more than {MAX_RECORDS} records in a message"
+    return None
+
+
 def _add_proposal(wire: draft_pb2.SpeculateResponse, message: Proposal) -> None:
     proposal = wire.proposals.add(
         session_id=message.session_id,
@@ -234,8 +273,8 @@ def ready_from_wire(
             epoch=proposal.epoch,
             base_len=proposal.base_len,
             round=proposal.round,
-            token_ids=list(proposal.token_ids),
-            laws=[_law_from_wire(law) for law in proposal.laws],
+            token_ids=list(proposal.token_ids[:MAX_PROPOSAL_TOKENS]),
+            laws=[_law_from_wire(law) for law in proposal.laws[:MAX_PROPOSAL_TOKENS]],
             reason=proposal.reason,
             draft_ms=_within(proposal.draft_us / 1000, MAX_TIME_MS),
         )
@@ -289,10 +328,12 @@ def _within(value: float, most: float) -> float:
 # The same with the roles of dialling swapped
 
 
-def verify_step_to_wire(messages: Iterable[TargetMessage]) -> verify_pb2.VerifyResponse:
-    step = step_to_wire(messages)
-    heartbeat = step.heartbeat if step.HasField("heartbeat") else None
-    return verify_pb2.VerifyResponse(commits=step.commits, closes=step.closes, heartbeat=heartbeat)
+def verify_steps_to_wire(messages: Iterable[TargetMessage]) -> Iterator[verify_pb2.VerifyResponse]:
+    for step in steps_to_wire(messages):
+        heartbeat = step.heartbeat if step.HasField("heartbeat") else None
+        yield verify_pb2.VerifyResponse(
+            commits=step.commits, closes=step.closes, heartbeat=heartbeat
+        )
 
 
 def verify_bulk_to_wire(message: Open | Close) -> Iterator[verify_pb2.VerifyResponse]:

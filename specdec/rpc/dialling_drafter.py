@@ -71,7 +71,11 @@ async def _draft(backend: DraftBackend, call: Any, first: verify_pb2.VerifyRespo
 
 
 async def _read(backend: DraftBackend, connection: DraftConnection, call: Any) -> None:
-    assembly = OpenAssembly(lambda message: backend.submit(connection.target, [message]))
+    assembly = OpenAssembly(
+        lambda message: backend.submit(connection.target, [message]),
+        backend.info().max_model_len,
+        connection.deliver,
+    )
     while True:
         async with asyncio.timeout(SILENCE_TIMEOUT_S):
             response = await call.read()
@@ -81,6 +85,8 @@ async def _read(backend: DraftBackend, connection: DraftConnection, call: Any) -
             assembly.start(head)
         for chunk in response.open_tokens:
             assembly.more(chunk)
+        if (fault := convert.step_fault(response)) is not None:
+            raise UnavailableError(f"target: {fault}")
         if messages := convert.step_from_wire(response):
             backend.submit(connection.target, messages)
         if response.HasField("heartbeat"):

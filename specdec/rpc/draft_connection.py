@@ -11,10 +11,13 @@ import asyncio
 from collections.abc import Callable
 
 from specdec.rpc import convert
+from specdec.rpc.pace import Pace
 from specdec.speculation.messages import DraftMessage, Heartbeat, Hello, Open, Proposal, Resync
 from specdec.v1 import draft_pb2
 
-MAX_OPEN_TOKENS = 8_000_000
+# Answers that wait for a target that does not read; beyond it the oldest are dropped, and the
+# target hears no more of those than of a draft that is late.
+MAX_WAITING = 4096
 
 
 class DraftConnection:
@@ -28,6 +31,8 @@ class DraftConnection:
         self._outbox: dict[tuple[type, int], Proposal | Resync] = {}
         self._heartbeat: Heartbeat | None = None
         self._something = asyncio.Event()
+        self.has_sync = False
+        self.pace = Pace()
 
     def supersedes(self, other: Hello) -> bool:
         return (self.hello.incarnation, self.hello.connection) > (
@@ -54,6 +59,8 @@ class DraftConnection:
             key = (type(message), message.session_id)
             self._outbox.pop(key, None)
             self._outbox[key] = message
+            if len(self._outbox) > MAX_WAITING:
+                del self._outbox[next(iter(self._outbox))]
         self._something.set()
 
     def send_heartbeat(self, heartbeat: Heartbeat) -> None:
@@ -61,29 +68,52 @@ class DraftConnection:
         self._something.set()
 
     async def next_response(self) -> draft_pb2.SpeculateResponse:
-        """Wait until there is something to send, and take all of it."""
+        """Wait until there is something to send, and take what fits a message: as a rule all."""
         await self._something.wait()
         self._something.clear()
-        messages: list[DraftMessage] = list(self._outbox.values())
-        self._outbox.clear()
+        messages: list[DraftMessage] = []
         if self._heartbeat is not None:
             messages.append(self._heartbeat)
             self._heartbeat = None
+        num_bytes = 0
+        while self._outbox and len(messages) < convert.MAX_RECORDS:
+            key, message = next(iter(self._outbox.items()))
+            num_bytes += convert.proposed_bytes(message)
+            if num_bytes > convert.MAX_PROPOSED_BYTES and len(messages) > 1:
+                break
+            messages.append(message)
+            del self._outbox[key]
+        if self._outbox:
+            self._something.set()
         return convert.ready_to_wire(messages)
 
 
 class OpenAssembly:
-    """Puts the chunks of one Sync stream together; an Open that is interrupted is dropped."""
+    """Puts the chunks of one Sync stream together; an Open that is interrupted is dropped.
 
-    def __init__(self, submit: Callable[[Open], None]) -> None:
+    One of more than `max_tokens` tokens, which has no place in the draft's context, is not kept:
+    `decline` takes the answer.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[Open], None],
+        max_tokens: int,
+        decline: Callable[[list[DraftMessage]], None],
+    ) -> None:
         self._submit = submit
+        self._max_tokens = max_tokens
+        self._decline = decline
         self._head: draft_pb2.Open | None = None
         self._token_ids: list[int] = []
 
     def start(self, head: draft_pb2.Open) -> None:
-        fits = head.num_prompt_tokens + head.num_output_tokens <= MAX_OPEN_TOKENS
-        self._head = head if fits else None
-        self._token_ids = list(head.token_ids)
+        self._head, self._token_ids = None, []
+        if head.num_prompt_tokens + head.num_output_tokens > self._max_tokens:
+            self._decline([Proposal(head.session_id, head.epoch, 0, 0, [], reason="context_full")])
+            return
+        self._head, self._token_ids = head, list(head.token_ids)
+        head.ClearField("token_ids")
         self._finish_if_complete()
 
     def more(self, chunk: draft_pb2.OpenTokens) -> None:

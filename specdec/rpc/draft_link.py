@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 MAX_VOCABULARY = 4_000_000
+MAX_VOCABULARY_BYTES = 128 * 2**20
 STEADY_S = 2.0
 # Why a draft that refuses this target's token is not used; the next description brings a new one.
 REFUSED = "draft_refused"
@@ -210,9 +211,13 @@ class DraftLink:
         chunks = stub.Vocabulary(
             draft_pb2.VocabularyRequest(), timeout=timeout_s, metadata=self._credentials
         )
+        num_bytes = 0
         async for chunk in chunks:
+            num_bytes += chunk.ByteSize()
             if chunk.first_token_id != len(tokens) or len(tokens) > MAX_VOCABULARY:
                 raise LostError("the vocabulary came in disorder")
+            if num_bytes > MAX_VOCABULARY_BYTES:
+                raise LostError("the vocabulary is too large")
             tokens.extend(chunk.tokens)
         return tokens
 
@@ -229,8 +234,8 @@ class DraftLink:
             messages: list[TargetMessage] = self._pool.take_step(self._member)
             if (heartbeat := liveness.take_heartbeat()) is not None:
                 messages.append(heartbeat)
-            if messages:
-                await self._write(call, convert.step_to_wire(messages))
+            for wire in convert.steps_to_wire(messages):
+                await self._write(call, wire)
 
     async def _write_bulk(self, call: Any) -> None:
         while True:
@@ -242,15 +247,11 @@ class DraftLink:
 
     async def _read_responses(self, call: Any, liveness: Liveness) -> None:
         while (response := await call.read()) is not grpc.aio.EOF:
-            liveness.heard()
-            for message in convert.ready_from_wire(response):
-                self._pool.receive(self._member, message)
-            if response.HasField("heartbeat"):
-                liveness.heard_heartbeat(convert.heartbeat_from_wire(response.heartbeat))
+            liveness.take(response)
             self._on_output()
         raise LostError(f"the stream ended: {await call.details()}")
 
     async def _read_sync(self, call: Any) -> None:
-        while await call.read() is not grpc.aio.EOF:
-            pass
+        if await call.read() is not grpc.aio.EOF:
+            raise LostError("nothing is expected on Sync after the welcome")
         raise LostError(f"the stream ended: {await call.details()}")

@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 
 from specdec.speculation.messages import Close, DraftInfo, Heartbeat, Open, TargetMessage
 
+# A draft answers what it is told, and a little more: ready, evicted, out of step. One that sends
+# without end would take the loop, on which all drafts are heard, from the others.
+ANSWERS_PER_MESSAGE = 4
+BURST = 16_384
+
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
@@ -22,7 +27,7 @@ class Member:
 
     `info` is None while it is not connected; `fault` says why it cannot be used. Messages for it
     wait in `step_messages` (Speculate) and `bulk_messages` (Sync). `round_trip_s`: smoothed time of
-    a heartbeat's echo.
+    a heartbeat's echo. `credit`: records that it may still send unasked.
     """
 
     replica_id: str
@@ -33,8 +38,18 @@ class Member:
     fault: str | None = None
     load: Heartbeat | None = None
     round_trip_s: float | None = None
+    credit: int = BURST
     step_messages: list[TargetMessage] = field(default_factory=list)
     bulk_messages: deque[Open | Close] = field(default_factory=deque)
+
+    def told(self, num_messages: int) -> None:
+        """So many messages go out to it, and allow it answers."""
+        self.credit = min(self.credit + ANSWERS_PER_MESSAGE * num_messages, BURST)
+
+    def spend(self, num_records: int) -> bool:
+        """It sent a message of so many records; False where nobody asked for so much."""
+        self.credit -= 1 + num_records
+        return self.credit >= 0
 
     @property
     def takes_sessions(self) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 
-from specdec.rpc.draft_member import Member, MemberState
+from specdec.rpc.draft_member import BURST, Member, MemberState
 from specdec.rpc.round_times import RoundTimes
 from specdec.sequence import Sequence
 from specdec.speculation.controller.interface import DrafterTiming
@@ -176,6 +176,7 @@ class DraftPool:
         with self._answered:
             member.info, member.fault = info, None
             member.suspect = member.draining = False
+            member.credit = BURST
             member.step_messages.clear()
             member.bulk_messages.clear()
             for seq_id in self.sessions.of_member(None):
@@ -243,6 +244,7 @@ class DraftPool:
         """All that waits to go out on Speculate."""
         with self._answered:
             messages, member.step_messages = member.step_messages, []
+            member.told(len(messages))
         return messages
 
     def take_bulk(self, member: Member) -> Open | Close | None:
@@ -251,9 +253,9 @@ class DraftPool:
             while member.bulk_messages:
                 message = member.bulk_messages.popleft()
                 session = self.sessions.get(message.session_id)
-                if isinstance(message, Close):
-                    return message
-                if session is not None and session.epoch == message.epoch:
+                is_current = session is not None and session.epoch == message.epoch
+                if isinstance(message, Close) or is_current:
+                    member.told(1)
                     return message
         return None
 

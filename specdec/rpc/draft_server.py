@@ -27,7 +27,8 @@ SERVICE = "specdec.v1.DraftService"
 
 
 class DraftServer:
-    """Serves one backend, to targets that hold a token of `tokens`; None: of a secret of its own.
+    """Serves one backend, to at most `max_targets` targets, each with a token of `tokens` (None: of
+    a secret of its own).
     All methods must run on one event loop, which is the server's."""
 
     def __init__(
@@ -35,9 +36,10 @@ class DraftServer:
         backend: DraftBackend,
         observer: DraftObserver | None = None,
         tokens: PeerTokens | None = None,
+        max_targets: int = 64,
     ) -> None:
         self.tokens = tokens if tokens is not None else PeerTokens()
-        self._servicer = DraftServicer(backend, self.tokens, observer)
+        self._servicer = DraftServicer(backend, self.tokens, max_targets, observer)
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
 

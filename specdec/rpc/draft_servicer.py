@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -47,9 +48,14 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     `tokens` that fits the target's id."""
 
     def __init__(
-        self, backend: DraftBackend, tokens: PeerTokens, observer: DraftObserver | None = None
+        self,
+        backend: DraftBackend,
+        tokens: PeerTokens,
+        max_targets: int,
+        observer: DraftObserver | None = None,
     ) -> None:
         self.backend = backend
+        self._max_targets = max_targets
         self._door = Doorkeeper(tokens)
         self._observer = observer
         self.draining = False
@@ -85,13 +91,15 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         first = await next_within(requests, HELLO_TIMEOUT_S)
         wire = first.hello if first is not None else None
         hello = await self._checked_hello(target_id, wire, context)
+        if target_id not in self.connections and len(self.connections) >= self._max_targets:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many targets")
         connection = DraftConnection(hello, asyncio.get_running_loop())
         if not await self._attach(connection):
             await context.abort(grpc.StatusCode.ABORTED, "a newer connection is in place")
         try:
             await context.write(draft_pb2.SpeculateResponse(welcome=self._welcome()))
             await until_one_ends(
-                self._read_steps(connection, requests),
+                self._read_steps(connection, requests, context),
                 _write_responses(connection, context),
                 connection.closed,
             )
@@ -111,6 +119,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if connection is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "Speculate comes first")
             return
+        if connection.has_sync:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "one Sync stream per connection")
+        connection.has_sync = True
         await context.write(draft_pb2.SyncResponse(welcome=self._welcome()))
         await until_one_ends(self._read_sync(connection, requests), connection.closed)
 
@@ -202,15 +213,23 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     # Streams
 
     async def _read_steps(
-        self, connection: DraftConnection, requests: AsyncIterator[draft_pb2.SpeculateRequest]
+        self,
+        connection: DraftConnection,
+        requests: AsyncIterator[draft_pb2.SpeculateRequest],
+        context: SpeculateContext,
     ) -> None:
         while (request := await next_within(requests, SILENCE_TIMEOUT_S)) is not None:
+            started_s = time.monotonic()
+            fault = convert.step_fault(request)
+            if fault is not None:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, fault)
             messages = convert.step_from_wire(request)
             if messages:
                 self._submit(connection.target, messages)
             if request.HasField("heartbeat"):
                 beat = convert.heartbeat_from_wire(request.heartbeat)
                 connection.send_heartbeat(self.heartbeat(beat.sequence_number, beat.sent_ns))
+            await self._until_looked_at(connection, time.monotonic() - started_s)
 
     async def _read_sync(
         self, connection: DraftConnection, requests: AsyncIterator[draft_pb2.SyncRequest]
@@ -218,8 +237,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         def submit(message: TargetMessage) -> None:
             self._submit(connection.target, [message])
 
-        assembly = OpenAssembly(submit)
+        assembly = OpenAssembly(submit, self.backend.info().max_model_len, connection.deliver)
         async for request in requests:
+            started_s = time.monotonic()
             match request.WhichOneof("content"):
                 case "open":
                     assembly.start(request.open)
@@ -227,6 +247,17 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     assembly.more(request.open_tokens)
                 case "close":
                     submit(convert.close_from_wire(request.close))
+            await self._until_looked_at(connection, time.monotonic() - started_s)
+
+    async def _until_looked_at(self, connection: DraftConnection, took_s: float) -> None:
+        """Read no further for a target that takes more than its share of the time, or whose
+        messages wait for the draft: its own sending then waits, and nobody else's."""
+        pause_s = connection.pace.spend(took_s, len(self.connections))
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+        caught_up = self.backend.behind(connection.target)
+        if caught_up is not None:
+            await asyncio.wrap_future(caught_up)
 
     def heartbeat(self, sequence_number: int, sent_ns: int) -> Heartbeat:
         """The draft's load, with the target's numbers echoed; zeros where nobody asked."""

@@ -1,4 +1,4 @@
-"""Heartbeats with one draft, and what its silence means.
+"""What is heard of one draft: its messages, its heartbeats, and what its silence means.
 
 Runs beside the streams of a connection. A draft that is silent for a few heartbeats gets no
 questions and keeps its sessions; one that stays silent is given up.
@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from specdec.rpc import convert
 from specdec.rpc.draft_member import Member
 from specdec.rpc.draft_pool import DraftPool
 from specdec.speculation.messages import Heartbeat
+from specdec.v1 import draft_pb2, verify_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +57,24 @@ class Liveness:
         self._num_beats = 0
         self._sent_ns: dict[int, int] = {}
 
-    def heard(self) -> None:
-        """The draft said something."""
+    def heard(self, num_records: int) -> None:
+        """The draft said something. Raises LostError for one that says more than it was asked."""
+        if not self._member.spend(num_records):
+            raise LostError("it sends more than it was asked for")
         self._last_heard_s = time.monotonic()
         if self._member.suspect:
             self._pool.member_suspect(self._member, False)
+
+    def take(self, wire: draft_pb2.SpeculateResponse | verify_pb2.VerifyRequest) -> None:
+        """All that a message says. Raises LostError for one that no draft sends."""
+        fault = convert.ready_fault(wire)
+        if fault is not None:
+            raise LostError(fault)
+        self.heard(len(wire.proposals) + len(wire.resyncs))
+        for message in convert.ready_from_wire(wire):
+            self._pool.receive(self._member, message)
+        if wire.HasField("heartbeat"):
+            self.heard_heartbeat(convert.heartbeat_from_wire(wire.heartbeat))
 
     def heard_heartbeat(self, beat: Heartbeat) -> None:
         """The draft's load, and its echo of one of ours. Which one is its word; when that was sent
@@ -78,6 +93,7 @@ class Liveness:
         if beat is not None:
             beat.sent_ns = self._clock_ns()
             self._sent_ns[beat.sequence_number] = beat.sent_ns
+            self._member.told(1)
             if len(self._sent_ns) > self._settings.lost_after:
                 del self._sent_ns[next(iter(self._sent_ns))]
         return beat

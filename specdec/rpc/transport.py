@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+MAX_STREAMS = 16  # of one connection; a target needs two and now and then one more
 
 _COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -31,6 +32,7 @@ CHANNEL_OPTIONS = [*_COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
 SERVER_OPTIONS = [
     *_COMMON_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.so_reuseport", 0),  # two servers on one port would split the sessions silently
 ]
 

@@ -67,17 +67,9 @@ class _Drafter:
         messages: list[TargetMessage] = self._pool.take_step(self.member)
         if (heartbeat := self.liveness.take_heartbeat()) is not None:
             messages.append(heartbeat)
-        if messages:
-            yield convert.verify_step_to_wire(messages)
+        yield from convert.verify_steps_to_wire(messages)
         while (bulk := self._pool.take_bulk(self.member)) is not None:
             yield from convert.verify_bulk_to_wire(bulk)
-
-    def take(self, request: verify_pb2.VerifyRequest) -> None:
-        self.liveness.heard()
-        for message in convert.ready_from_wire(request):
-            self._pool.receive(self.member, message)
-        if request.HasField("heartbeat"):
-            self.liveness.heard_heartbeat(convert.heartbeat_from_wire(request.heartbeat))
 
 
 class VerifierServer(verify_pb2_grpc.VerifierServiceServicer):
@@ -166,7 +158,7 @@ class VerifierServer(verify_pb2_grpc.VerifierServiceServicer):
         self, drafter: _Drafter, requests: AsyncIterator[verify_pb2.VerifyRequest]
     ) -> None:
         async for request in requests:
-            drafter.take(request)
+            drafter.liveness.take(request)
             self._on_output()
 
     async def _checked_info(

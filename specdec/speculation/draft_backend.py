@@ -7,6 +7,7 @@ knows nothing of the network, and tests can put a scripted draft in its place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 from specdec.speculation.messages import (
@@ -42,6 +43,11 @@ class DraftBackend(Protocol):
 
     def submit(self, target: str, messages: list[TargetMessage]) -> None:
         """Hand over what one target sent, in order. Messages of an unknown target are dropped."""
+        ...
+
+    def behind(self, target: str) -> Future[None] | None:
+        """Where so much of what this target sent is still to be looked at that the caller should
+        read no more of it: done when it may."""
         ...
 
     def drop_target(self, target: str) -> None:

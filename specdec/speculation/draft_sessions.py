@@ -39,7 +39,7 @@ UNKNOWN_REASON = "unknown"
 NUM_PAUSED_COMMITS = 32
 MAX_FRUITLESS_OPENS = 8
 
-_FOR_GOOD = frozenset({"context_full", "unsupported", "not_finite"})
+_FOR_GOOD = frozenset({"context_full", "over_limit", "unsupported", "not_finite"})
 _PAUSING = frozenset({"kv_full", "draining"})
 
 
@@ -105,6 +105,8 @@ class DraftSessions:
         """Tell the draft what it has not been told, without asking for draft tokens."""
         session = self._sessions.get(seq_id)
         if session is None or not session.opened or not session.num_unsent_tokens:
+            return None
+        if session.refused is not None:  # the draft was told to forget it
             return None
         if session.room <= 0:
             return self._refuse(session, CONTEXT_FULL)

@@ -14,7 +14,7 @@ from specdec.speculation.messages import PROTOCOL_VERSION, DraftInfo, Hello
 
 # No separators, spaces or line breaks: ids become parts of names and of log lines.
 PEER_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-MAX_MODEL_NAME = 256
+MAX_NAME = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ def protocol_fault(info: DraftInfo) -> str | None:
     """Why this draft cannot be spoken to at all, or None."""
     if info.protocol_version != PROTOCOL_VERSION:
         return f"protocol version {info.protocol_version} differs from {PROTOCOL_VERSION}"
+    if max(map(len, (info.model, info.tokenizer_hash, info.drafter_kind))) > MAX_NAME:
+        return f"a name of more than {MAX_NAME} characters"
     return None
 
 
@@ -48,8 +50,8 @@ def hello_fault(hello: Hello) -> str | None:
     """Why nothing can be drafted for a target that says this of itself, or None."""
     if hello.vocab_size <= 0:
         return f"vocab_size {hello.vocab_size} leaves no token to draft"
-    if len(hello.model) > MAX_MODEL_NAME:
-        return f"model: a name of more than {MAX_MODEL_NAME} characters"
+    if len(hello.model) > MAX_NAME:
+        return f"model: a name of more than {MAX_NAME} characters"
     return id_fault(hello.target_id)
 
 

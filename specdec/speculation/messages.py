@@ -141,6 +141,7 @@ DECLINE_REASONS = (
     "context_full",  # the draft's context is shorter than the text; for good
     "overloaded",  # would miss the deadline
     "draining",  # the replica is going away
+    "over_limit",  # this target's sessions or text are at the draft's bound; for good
     "unsupported",  # a token or parameter that this draft has no place for; for good
     "not_finite",  # the draft's model makes NaN or infinities of this text; for good
     "failed",  # the draft's model raised an error; the session is rebuilt when asked again

@@ -27,6 +27,7 @@ CONFIGS = (
     settings.AppSettings,
     config.EngineConfig,
     config.DraftConfig,
+    config.DraftLimits,
     config.ModelConfig,
     config.CacheConfig,
     config.SchedulerConfig,

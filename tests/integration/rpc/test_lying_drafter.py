@@ -180,7 +180,7 @@ def test_what_decides_acceptance_leaves_no_trace_on_the_wire(
         for token_id in range(4):
             commits.append(sessions.ask(1, 4, 5.0))
             sessions.commit(Committed(1, [token_id], 0, 0))
-        wire = [*convert.verify_bulk_to_wire(opened), convert.verify_step_to_wire(commits)]
+        wire = [*convert.verify_bulk_to_wire(opened), *convert.verify_steps_to_wire(commits)]
         return [message.SerializeToString(deterministic=True) for message in wire]
 
     assert transcript(seed=1) == transcript(seed=2**63 + 5)

@@ -219,6 +219,7 @@ def check(engine) -> None:
     """The books agree, and no session holds computed tokens that it may not trust."""
     sessions = engine.sessions.all()
     engine.memory.check_integrity(sessions)
+    engine.sessions.check_books()
     for session in sessions:
         assert session.num_computed_tokens < max(1, session.num_known_tokens)
 

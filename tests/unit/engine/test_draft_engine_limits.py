@@ -158,7 +158,7 @@ def test_a_long_prompt_of_one_target_does_not_starve_the_prompt_of_another():
 def test_a_full_pool_refuses_at_once_and_recovers():
     engine = make_engine(PoolExecutor(num_blocks=6))
     first = ready(engine, prompt=list(range(1, 20)))
-    second = Peer(engine, list(range(1, 12)), COUPLED, target="b")
+    second = Peer(engine, list(range(1, 12)), COUPLED, session_id=2)
     assert [m.reason for m in second.mine(run_idle(engine))] == ["kv_full"]
     assert second.session.block_table == []
     answer = second.ask(second.future(1), 2)

@@ -98,6 +98,9 @@ class ScriptedDraft:
         for key in [key for key in self.sessions if key[0] == target]:
             del self.sessions[key]
 
+    def behind(self, target: str) -> None:
+        return None
+
     def load(self) -> Heartbeat:
         return Heartbeat(0, 0, num_free_blocks=42, idle_fraction=0.5)
 

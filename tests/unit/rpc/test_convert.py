@@ -118,7 +118,7 @@ def test_identities() -> None:
 def test_a_step() -> None:
     commits = [Commit(2**64 - 1, 3, 10, 4, [1, 2**32 - 1], 5, 2.5), Commit(2, 1, 0, 1, [], 0, 0.0)]
     close, beat = Close(3, 1), Heartbeat(5, 2**63)
-    wire = convert.step_to_wire([commits[0], close, beat, commits[1]])
+    (wire,) = convert.steps_to_wire([commits[0], close, beat, commits[1]])
     wire = over_the_wire(wire, draft_pb2.SpeculateRequest)
     assert convert.step_from_wire(wire) == [*commits, close]
     assert convert.heartbeat_from_wire(wire.heartbeat) == beat
@@ -181,7 +181,8 @@ def test_an_open_in_pieces_below_the_limit(sizes) -> None:
     assert len(pieces) == -(-sum(sizes) // convert.TOKENS_PER_CHUNK)
     assert all(piece.ByteSize() <= 2**20 for piece in pieces)
     got: list[Open] = []
-    assembly = OpenAssembly(got.append)
+    declined: list = []
+    assembly = OpenAssembly(got.append, 2**31, declined.append)
     assembly.start(pieces[0].open)
     for piece in pieces[1:]:
         assert got == []
@@ -197,7 +198,8 @@ def test_the_largest_token_ids_stay_below_the_limit() -> None:
 
 def test_an_interrupted_or_absurd_open_is_dropped() -> None:
     got: list[Open] = []
-    assembly = OpenAssembly(got.append)
+    declined: list = []
+    assembly = OpenAssembly(got.append, 2**31, declined.append)
     first, second = convert.open_to_wire(opened(convert.TOKENS_PER_CHUNK + 5, 0))
     assembly.more(second.open_tokens)  # of nothing
     assembly.start(first.open)
@@ -219,8 +221,32 @@ def test_an_interrupted_or_absurd_open_is_dropped() -> None:
     assembly.start(huge)
     assembly.more(draft_pb2.OpenTokens(token_ids=[1]))
     assert got == []
+    assert [message.reason for (message,) in declined] == ["context_full"]
+
+
+def test_a_step_of_many_records_goes_in_several_messages_that_no_draft_refuses() -> None:
+    closes = [Close(i, 1) for i in range(2 * convert.MAX_RECORDS + 3)]
+    long = [Commit(1, 1, 0, i, [7] * (convert.MAX_TOKENS // 2), 0, 0.0) for i in range(3)]
+    wires = list(convert.steps_to_wire([*long, *closes]))
+    assert all(convert.step_fault(wire) is None for wire in wires)
+    assert [m for wire in wires for m in convert.step_from_wire(wire)] == [*long, *closes]
+    assert len(wires) == 4
+
+
+def test_more_than_a_step_holds_is_a_fault_both_ways() -> None:
+    many = draft_pb2.SpeculateRequest(commits=[draft_pb2.Commit()] * (convert.MAX_RECORDS + 1))
+    assert convert.step_fault(many) is not None
+    long = [0] * (convert.MAX_TOKENS // 2 + 1)
+    assert convert.step_fault(
+        draft_pb2.SpeculateRequest(commits=[draft_pb2.Commit(token_ids=long)] * 2)
+    )
+    proposals = [draft_pb2.Proposal()] * (convert.MAX_RECORDS + 1)
+    assert convert.ready_fault(draft_pb2.SpeculateResponse(proposals=proposals)) is not None
+    endless = draft_pb2.Proposal(token_ids=[1] * 1000, laws=[draft_pb2.SparseLaw()] * 1000)
+    (read,) = convert.ready_from_wire(draft_pb2.SpeculateResponse(proposals=[endless]))
+    assert len(read.token_ids) == len(read.laws) == convert.MAX_PROPOSAL_TOKENS
 
 
 def test_an_open_does_not_travel_on_the_step_stream() -> None:
     with pytest.raises(AssertionError):
-        convert.step_to_wire([opened(1, 0)])
+        list(convert.steps_to_wire([opened(1, 0)]))
