@@ -93,7 +93,12 @@ class Gateway:
         prompter = Prompter(load_tokenizer(settings.target.target))
         replica_id = serve.get_replica_context().replica_id.unique_id
         self._tracing = start_tracing(settings.tracing, "gateway", replica_id)
-        service = GatewayService(settings, TargetClient(target), prompter, self._tracing)
+        service = GatewayService(
+            settings,
+            TargetClient(target, settings.gateway.reader_timeout_s),
+            prompter,
+            self._tracing,
+        )
         self._http = HttpHandlers(service)
         self._grpc = GrpcHandlers(service)
 

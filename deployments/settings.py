@@ -32,7 +32,8 @@ class GatewaySettings(_Settings):
     HTTP request. `allow_client_chat_template`: whether a request may bring its own chat template,
     a program that the gateway then runs (in Jinja's sandbox, without a limit of time).
     `log_requests`: one line in the log for each request that ends. `body_timeout_s`: a body ends
-    within it; `max_bodies_per_tenant` may be half-sent at a time.
+    within it; `max_bodies_per_tenant` may be half-sent at a time. `reader_timeout_s`: a stream ends
+    whose reader takes nothing for so long.
     """
 
     model_name: str | None = None
@@ -40,6 +41,7 @@ class GatewaySettings(_Settings):
     api_keys_env: str | None = Field(None, min_length=1)
     max_body_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
     body_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    reader_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     max_bodies_per_tenant: Annotated[int, Field(gt=0)] = 256
     max_prompts: Annotated[int, Field(gt=0)] = 128
     allow_client_chat_template: bool = False

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TypeVar
@@ -20,6 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.auth import owner_of
 from deployments.autoscaling import replica_cost
 from deployments.explanations import ReplicaExplanations
+from deployments.held_streams import HeldStreams
 from deployments.logs import join_serve_log
 from deployments.membership import Membership
 from deployments.ranks import build_rank_executor
@@ -92,6 +94,7 @@ class Target:
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._remote: RemoteProposer | None = None
         self._explaining = asyncio.Lock()
+        self._held = HeldStreams()
         self._waited = WaitedShare()
         self._tracing = start_tracing(tracing or TracingSettings(), "target", self._replica_id)
         self._traces = TargetTraces(self._tracing)
@@ -131,17 +134,31 @@ class Target:
             vocabulary=token_strings(tokenizer),
         )
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[SequenceOutput, None]:
-        """One message per engine step, the last with `finish_reason`. Closing it aborts.
+    async def generate(
+        self, request: GenerateRequest, stream_id: str
+    ) -> AsyncGenerator[SequenceOutput, None]:
+        """One message per engine step, the last with `finish_reason`. Closing it aborts;
+        `stream_id` is what `hold` knows it by.
 
         An error comes as the `error` of a last message: for one that is raised, Serve would log a
         traceback, also where a full queue does just what it should.
         """
         try:
-            async for output in self._traces.outputs(request, self._engine.generate):
-                yield output
+            outputs = self._traces.outputs(request, self._engine.generate)
+            async with aclosing(outputs), aclosing(self._held.passed(stream_id, outputs)) as passed:
+                async for output in passed:
+                    yield output
         except SpecdecError as error:
             yield SequenceOutput(-1, request.request_id, [], finish_reason="error", error=error)
+
+    def hold(self, stream_ids: list[str]) -> int:
+        """Send nothing more of these streams, whose reader is behind, until `release`. Returns how
+        many outputs those of them that run here have sent."""
+        return self._held.hold(stream_ids)
+
+    def release(self, stream_ids: list[str]) -> None:
+        """Let held streams go on."""
+        self._held.release(stream_ids)
 
     def describe(self) -> TargetDescription:
         engine, limits = self._engine.engine, self._engine.engine.limits

@@ -24,6 +24,9 @@ from specdec.sequence import SequenceOutput
 
 logger = logging.getLogger(__name__)
 
+# Outputs, one per step, that a stream may hold before its sequence is paused.
+MAX_OUTPUTS_BEHIND = 128
+
 
 @dataclass(slots=True, eq=False)
 class _Stream:
@@ -34,6 +37,7 @@ class _Stream:
     admitted: asyncio.Future[None]
     outputs: asyncio.Queue[SequenceOutput]
     seq_id: int | None = None
+    is_paused: bool = False
 
 
 class AsyncEngine:
@@ -58,7 +62,9 @@ class AsyncEngine:
         """Yield one output per step until one carries `finish_reason`.
 
         Raises InvalidRequestError or OverloadedError before the first output, UnavailableError
-        where the engine is lost. Leaving the generator aborts the request.
+        where the engine is lost. Leaving the generator aborts the request. A caller that takes no
+        outputs finds its sequence paused after `MAX_OUTPUTS_BEHIND` of them, until it has taken
+        half.
         """
         loop = asyncio.get_running_loop()
         stream = _Stream(request, loop, loop.create_future(), asyncio.Queue())
@@ -69,6 +75,9 @@ class AsyncEngine:
             while not finished:
                 output = await stream.outputs.get()
                 finished = output.finish_reason is not None
+                if stream.is_paused and stream.outputs.qsize() <= MAX_OUTPUTS_BEHIND // 2:
+                    stream.is_paused = False
+                    self._send(partial(self.engine.resume, output.seq_id))
                 yield output
         finally:
             if not finished:
@@ -109,7 +118,7 @@ class AsyncEngine:
         while self._wait_for_work():
             self._turn_began_s = time.monotonic()
             self._run_commands()
-            if self._can_step():
+            if self.failure is None and self.engine.has_work:
                 self._step()
             self._turn_began_s = None
         self._end_all(UnavailableError("the engine is shutting down"))
@@ -129,11 +138,12 @@ class AsyncEngine:
     def _wait_for_work(self) -> bool:
         with self._wake:
             while not (self._commands or self._stopping or self._can_step()):
-                self._wake.wait(1.0)
+                if not self._wake.wait(1.0) and self.engine.has_work:
+                    break  # all are paused; a deadline may have passed
             return not self._stopping
 
     def _can_step(self) -> bool:
-        return self.failure is None and self.engine.has_work
+        return self.failure is None and self.engine.scheduler.has_work
 
     def _step(self) -> None:
         try:
@@ -189,12 +199,15 @@ class AsyncEngine:
                 del self._streams[output.seq_id]
             by_loop.setdefault(stream.loop, []).append((stream, output))
         for loop, pairs in by_loop.items():
-            _call(loop, partial(_put_all, pairs))
+            _call(loop, partial(self._put_all, pairs))
 
-
-def _put_all(pairs: list[tuple[_Stream, SequenceOutput]]) -> None:
-    for stream, output in pairs:
-        stream.outputs.put_nowait(output)
+    def _put_all(self, pairs: list[tuple[_Stream, SequenceOutput]]) -> None:
+        """On the caller's loop, which alone decides who is paused: so no resume is lost."""
+        for stream, output in pairs:
+            stream.outputs.put_nowait(output)
+            if stream.outputs.qsize() >= MAX_OUTPUTS_BEHIND and not stream.is_paused:
+                stream.is_paused = True
+                self._send(partial(self.engine.pause, output.seq_id))
 
 
 def _set_exception(future: asyncio.Future[None], error: Exception) -> None:

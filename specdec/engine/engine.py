@@ -140,8 +140,20 @@ class Engine:
             self.explanations.finish(live.sequence, "abort")
             self.counters.finished["abort"] += 1
 
+    def pause(self, seq_id: int) -> None:
+        """Compute nothing more of a sequence until `resume`, since its reader is behind; between
+        two steps. Its deadline counts on. Unknown ids are ignored."""
+        if live := self._live.get(seq_id):
+            self.scheduler.pause(live.sequence)
+
+    def resume(self, seq_id: int) -> None:
+        """Let a paused sequence go on, with the text it would have had."""
+        if live := self._live.get(seq_id):
+            self.scheduler.resume(live.sequence)
+
     @property
     def has_work(self) -> bool:
+        """Whether a request has not ended; those that are paused are among them."""
         return bool(self._live)
 
     def stats(self) -> EngineStats:

@@ -83,14 +83,14 @@ EMPTY = ReplicaExplanations("t2", [])
 
 async def test_every_replica_is_asked_and_one_that_knows_is_enough():
     handle = Handle([EMPTY, KNOWN, RuntimeError("gone")])
-    assert await TargetClient(handle).explain("r", "tenant") == [EMPTY, KNOWN]
+    assert await TargetClient(handle, 60.0).explain("r", "tenant") == [EMPTY, KNOWN]
     assert handle.asked == [("explain", "r", "tenant")]
 
 
 @pytest.mark.parametrize("answers", [[EMPTY, RuntimeError("gone")], GetTimeoutError("late")])
 async def test_silence_is_not_taken_for_ignorance(answers):
     with pytest.raises(UnavailableError):
-        await TargetClient(Handle(answers)).explain("r", "tenant")
+        await TargetClient(Handle(answers), 60.0).explain("r", "tenant")
 
 
 class Context:
@@ -132,7 +132,7 @@ async def ask(answers, request_id="r", key="key"):
         }
     )
     handle = Handle(answers)
-    service = GatewayService(settings, TargetClient(handle), None)
+    service = GatewayService(settings, TargetClient(handle, 60.0), None)
     context = Context(key)
     reply = await GrpcHandlers(service).explain(pb.ExplainRequest(request_id=request_id), context)
     return reply, context, handle

@@ -192,13 +192,13 @@ async def test_one_replica_that_hangs_or_fails_hides_no_other():
         Call(described("a")), Call(described("b"), 60.0), Call(RuntimeError()), Call(described("c"))
     )
     started_s = time.monotonic()
-    answered = await TargetClient(handle).describe_all(timeout_s=0.1)
+    answered = await TargetClient(handle, 60.0).describe_all(timeout_s=0.1)
     assert [each.replica_id for each in answered] == ["a", "c"]
     assert time.monotonic() - started_s < 10
 
 
 async def test_no_replicas_are_an_empty_fleet():
-    assert await TargetClient(Handle()).describe_all() == []
+    assert await TargetClient(Handle(), 60.0).describe_all() == []
 
 
 class TestTotals:
