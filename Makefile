@@ -1,6 +1,7 @@
 # Everything runs from .venv, made on first use. PYTHON names the interpreter to make it with.
 
 PYTHON ?= python3.11
+FUZZ_SECONDS ?= 900
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -21,7 +22,7 @@ NODE_CLIENT := tests/clients/node
 NODE_STAMP := $(if $(shell command -v npm),$(NODE_CLIENT)/node_modules/.package-lock.json)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-unit test-clients lint format docs api-page protos protos-check bench clean
+.PHONY: help setup serve test test-unit test-clients fuzz lint format docs api-page protos protos-check bench clean
 
 help: ## Print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,8 +43,11 @@ serve: $(STAMP) ## Fetch the demo model if needed, then serve it over HTTP and g
 test: lint test-unit ## Lint, then every test that needs no extra environment
 	$(BIN)/python -m pytest tests/integration tests/serve
 
-test-unit: $(STAMP) ## Unit tests alone: two processes, no Ray, about a minute
-	$(BIN)/python -m pytest tests/unit --numprocesses 2
+test-unit: $(STAMP) ## Unit tests and a short run of the fuzzers: two processes, no Ray
+	$(BIN)/python -m pytest tests/unit tests/fuzz --numprocesses 2
+
+fuzz: $(STAMP) ## Fuzz with fresh seeds, FUZZ_SECONDS for each fuzzer (default: 15 minutes)
+	SPECDEC_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest tests/fuzz --capture no --timeout 0
 
 test-clients: $(STAMP) $(CLIENT_STAMP) $(BENCH_STAMPS) $(NODE_STAMP) ## Tests of the clients that people use, against one running demo
 	SPECDEC_CLIENT_PYTHON=$(abspath $(CLIENT_VENV))/bin/python $(BIN)/python -m pytest tests/clients

@@ -147,6 +147,7 @@ def check_config(config: Mapping[str, Any]) -> ServeDeploySchema:
     Serve ignores keys that it does not know; a misspelt one is refused here. Raises ConfigError,
     naming the key.
     """
+    _check_deployments(config)
     schema = _validated(ServeDeploySchema, config, "")
     _refuse_unknown_keys(config, schema.model_dump(exclude_unset=True), "")
     for number, application in enumerate(schema.applications):
@@ -171,6 +172,20 @@ def _validated(kind: type[Schema], given: Any, path: str) -> Schema:
         field = ".".join(filter(None, (path, *map(str, first["loc"]))))
         message = first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"config: {field}: {message}", field=field) from None
+
+
+def _check_deployments(config: Mapping[str, Any]) -> None:
+    """Serve's own validators take for granted that each is a mapping."""
+    for number, application in enumerate(_items(config, "applications")):
+        for index, deployment in enumerate(_items(application, "deployments")):
+            if not isinstance(deployment, Mapping):
+                field = f"applications.{number}.deployments.{index}"
+                raise ConfigError(f"config: {field}: must be a mapping", field=field)
+
+
+def _items(holder: Any, name: str) -> list[Any]:
+    found = holder.get(name) if isinstance(holder, Mapping) else None
+    return found if isinstance(found, list) else []
 
 
 def _check_api_keys(schema: ServeDeploySchema) -> None:

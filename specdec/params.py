@@ -29,6 +29,7 @@ MAX_BAD_WORDS_TOKENS = 10_000
 BAD_WORD_FORMS = 2
 MAX_SHOWN = 80
 MODES = ("auto", "off", "fixed")
+FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 VERIFICATIONS = ("auto", "coupled", "rejection", "block", "typical")
 
 
@@ -59,6 +60,11 @@ def _check_number(name: str, value: object, low: float, high: float, allowed: st
 def _check_int(name: str, value: object, low: int, high: int, allowed: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise _fail(name, f"must be an integer {allowed}, got {shown(value)}")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise _fail(name, f"must be true or false, got {shown(value)}")
 
 
 def _check_list(name: str, value: object, limit: int) -> None:
@@ -132,8 +138,7 @@ class SpeculationParams:
                 )
         if self.drafter is not None and not isinstance(self.drafter, str):
             raise _fail("speculation.drafter", f"must be a string, got {shown(self.drafter)}")
-        if not isinstance(self.explain, bool):
-            raise _fail("speculation.explain", f"must be true or false, got {shown(self.explain)}")
+        _check_flag("speculation.explain", self.explain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +197,10 @@ class SamplingParams:
                 _check_int(name, value, 0, MAX_TOP_LOGPROBS, f"between 0 and {MAX_TOP_LOGPROBS}")
         self._validate_token_ids(vocab_size)
         self._validate_stop()
+        for name in FLAGS:
+            _check_flag(name, getattr(self, name))
+        if not isinstance(self.speculation, SpeculationParams):
+            raise _fail("speculation", f"must be SpeculationParams, got {shown(self.speculation)}")
         self.speculation.validate()
 
     def _validate_token_ids(self, vocab_size: int) -> None:

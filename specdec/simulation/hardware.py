@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from specdec.errors import ConfigError
 from specdec.input_files import check_regular
+from specdec.params import shown
 from specdec.simulation.roofline import Efficiency, Gpu, ModelSize, Placed, Roofline
 
 GPUS = {
@@ -42,7 +43,7 @@ Record = TypeVar("Record", Gpu, ModelSize, Efficiency)
 def gpu(name: str) -> Gpu:
     """A GPU by name. Raises ConfigError (field `gpu`)."""
     if name not in GPUS:
-        raise ConfigError(f"gpu: unknown {name!r}; known are {', '.join(GPUS)}", field="gpu")
+        raise ConfigError(f"gpu: unknown {shown(name)}; known are {', '.join(GPUS)}", field="gpu")
     return GPUS[name]
 
 
@@ -50,8 +51,8 @@ def model(name: str) -> ModelSize:
     """A model by name. Raises ConfigError (field `model`)."""
     if name not in MODELS:
         raise ConfigError(
-            f"model: unknown {name!r}; known are {', '.join(MODELS)}; a machine file takes the "
-            "numbers of any other",
+            f"model: unknown {shown(name)}; known are {', '.join(MODELS)}; a machine file takes "
+            "the numbers of any other",
             field="model",
         )
     return MODELS[name]
@@ -63,7 +64,7 @@ def parse_machine(text: str) -> Roofline:
     match = _MACHINE.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"cost: {text!r} is no machine; write TARGET@GPUxN+DRAFT[@GPU], such as "
+            f"cost: {shown(text)} is no machine; write TARGET@GPUxN+DRAFT[@GPU], such as "
             "llama-3.1-70b@h100x4+llama-3.2-1b, or name a .json file",
             field="cost",
         )

@@ -18,6 +18,7 @@ from typing import Any
 
 from specdec.errors import ConfigError
 from specdec.input_files import bounded_lines, check_regular
+from specdec.params import shown
 
 FORMAT = 1
 MAX_POSITIONS = 128
@@ -207,7 +208,7 @@ def _from_json(line: str) -> AcceptanceRecord:
     if not isinstance(value, dict):
         raise ValueError("must be a JSON object")
     if value.get("format") != FORMAT:
-        raise ValueError(f"format must be {FORMAT}, not {value.get('format')!r}")
+        raise ValueError(f"format must be {FORMAT}, not {shown(value.get('format'))}")
     record = AcceptanceRecord(
         start_s=_time(value.get("start")),
         seconds=_seconds(value, "seconds", MAX_PERIOD_S),
@@ -249,29 +250,29 @@ def _time(value: Any) -> float:
     except (TypeError, ValueError):
         time = datetime.min
     if time.year not in YEARS:
-        raise ValueError(f"start must be a time such as 2026-11-29T13:00:00Z, not {value!r}")
+        raise ValueError(f"start must be a time such as 2026-11-29T13:00:00Z, not {shown(value)}")
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def _seconds(value: dict[str, Any], name: str, most: float = MAX_NUMBER) -> float:
     seconds = value.get(name)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise ValueError(f"{name} must be a number, not {seconds!r}")
+        raise ValueError(f"{name} must be a number, not {shown(seconds)}")
     if not 0 <= seconds <= most:
-        raise ValueError(f"{name} must be from 0 to {most:g}, not {seconds}")
+        raise ValueError(f"{name} must be from 0 to {most:g}, not {shown(seconds)}")
     return float(seconds)
 
 
 def _name(value: dict[str, Any], name: str) -> str:
     text = value.get(name)
     if not isinstance(text, str) or not 0 < len(text) <= MAX_LABEL:
-        raise ValueError(f"{name} must be a text of 1 to {MAX_LABEL} characters, not {text!r}")
+        raise ValueError(f"{name} must be a text of 1 to {MAX_LABEL} characters, not {shown(text)}")
     return text
 
 
 def _count(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
-        raise ValueError(f"{name} must be a whole number from 0, not {value!r}")
+        raise ValueError(f"{name} must be a whole number from 0, not {shown(value)}")
     return value
 
 

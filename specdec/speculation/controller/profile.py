@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 from specdec.errors import ConfigError
 from specdec.input_files import check_regular
+from specdec.params import shown
 
 FORMAT = 1
 # Beyond these a number is a slip of the pen, and its square is no number any more.
 MAX_COUNT = 2**40
 MIN_SECONDS, MAX_SECONDS = 1e-9, 86_400.0
-MAX_SHOWN = 60
 
 Record = TypeVar("Record", "ProfileKey", "ProfilePoint", "DraftPoint")
 
@@ -175,7 +175,7 @@ def _content(content: Any) -> tuple[ModelProfile, ...]:
     _names(content, ("format", "profiles"), "")
     if content["format"] != FORMAT:
         raise _BadField(
-            f"format: this version reads {FORMAT}, got {_shown(content['format'])}; "
+            f"format: this version reads {FORMAT}, got {shown(content['format'])}; "
             "run specdec profile again"
         )
     profiles = _list(content["profiles"], "profiles")
@@ -211,38 +211,31 @@ def _value(member: Field[Any], value: Any, where: str) -> str | int | float:
         case "str":
             if isinstance(value, str) and value:
                 return value
-            raise _BadField(f"{name}: must be a text, got {_shown(value)}")
+            raise _BadField(f"{name}: must be a text, got {shown(value)}")
         case "int":
             if type(value) is int and 0 <= value <= MAX_COUNT:
                 return value
-            raise _BadField(
-                f"{name}: must be a whole number, 0 to {MAX_COUNT}, got {_shown(value)}"
-            )
+            raise _BadField(f"{name}: must be a whole number, 0 to {MAX_COUNT}, got {shown(value)}")
         case _:
             if type(value) in (int, float) and MIN_SECONDS <= value <= MAX_SECONDS:
                 return float(value)
             raise _BadField(
                 f"{name}: must be a number of seconds, {MIN_SECONDS:g} to {MAX_SECONDS:g}, "
-                f"got {_shown(value)}"
+                f"got {shown(value)}"
             )
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _sizes(value: Any, where: str) -> tuple[int, ...]:
     sizes = _list(value, where)
     known = all(type(size) is int and 0 < size <= MAX_COUNT for size in sizes)
     if not known or sizes != sorted(set(sizes)):
-        raise _BadField(f"{where}: must be rising whole numbers above 0, got {_shown(sizes)}")
+        raise _BadField(f"{where}: must be rising whole numbers above 0, got {shown(sizes)}")
     return tuple(sizes)
 
 
 def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise _BadField(f"{where}: must be a list, got {_shown(value)}")
+        raise _BadField(f"{where}: must be a list, got {shown(value)}")
     return value
 
 
