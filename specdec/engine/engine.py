@@ -10,12 +10,12 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from specdec.config import DraftConfig, EngineConfig, SpeculationConfig
 from specdec.engine.counters import EngineCounters, EngineStats
-from specdec.engine.detokenizer import TokenDecoder
 from specdec.engine.drafters import Drafters
 from specdec.engine.explanations import Explained, Explanations
 from specdec.engine.output import OutputState
@@ -33,6 +33,7 @@ from specdec.errors import (
 )
 from specdec.kvcache.block_manager import BlockManager
 from specdec.model.executor import Executor
+from specdec.model.token_bytes import TokenBytes
 from specdec.params import SamplingParams, validate_prompt
 from specdec.sampling.request_logits import RequestLogits
 from specdec.sequence import Sequence, SequenceOutput
@@ -58,12 +59,12 @@ class _Live:
     logits: RequestLogits
 
     @classmethod
-    def of(cls, sequence: Sequence, tokenizer: TokenDecoder | None) -> _Live:
+    def of(cls, sequence: Sequence, vocabulary: TokenBytes | None) -> _Live:
         params = sequence.params
         eos = frozenset[int]() if params.ignore_eos else sequence.eos_token_ids
         return cls(
             sequence,
-            OutputState(sequence, tokenizer),
+            OutputState(sequence, vocabulary),
             PromptLogprobs(sequence),
             RequestLogits(
                 params,
@@ -86,7 +87,7 @@ class Engine:
         limits: Limits,
         proposers: Mapping[str, Proposer],
         controller: Controller,
-        tokenizer: TokenDecoder | None = None,
+        tokenizer: Any | None = None,
         acceptance: AcceptanceMonitor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -99,6 +100,7 @@ class Engine:
         self.controller = controller
         self.explanations = Explanations()
         self.tokenizer = tokenizer
+        self._vocabulary = None if tokenizer is None else TokenBytes(tokenizer)
         self.acceptance = acceptance
         self.counters = EngineCounters()
         self._clock = clock
@@ -124,7 +126,7 @@ class Engine:
         )
         if request.params.stop and self.tokenizer is None:
             raise InvalidRequestError("stop: needs a tokenizer", field="stop")
-        live = _Live.of(sequence, self.tokenizer)
+        live = _Live.of(sequence, self._vocabulary)
         self.scheduler.add(sequence)
         self._live[sequence.seq_id] = live
         self.explanations.begin(sequence)

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from specdec.engine.detokenizer import IncrementalDetokenizer, TokenDecoder
+from specdec.engine.detokenizer import IncrementalDetokenizer
 from specdec.errors import InvalidRequestError
+from specdec.model.token_bytes import TokenBytes
 from specdec.sequence import Sequence
 
 
@@ -127,12 +128,12 @@ class StopStrings:
 class OutputState:
     """The output side of one sequence, from its first token to its finish.
 
-    Without a tokenizer there are token ids only, and stop strings are refused.
+    Without a vocabulary there are token ids only, and stop strings are refused.
     """
 
-    def __init__(self, sequence: Sequence, tokenizer: TokenDecoder | None) -> None:
+    def __init__(self, sequence: Sequence, vocabulary: TokenBytes | None) -> None:
         params = sequence.params
-        if tokenizer is None and params.stop:
+        if vocabulary is None and params.stop:
             raise InvalidRequestError("stop: strings need a tokenizer", field="stop")
         self._eos = frozenset() if params.ignore_eos else sequence.eos_token_ids
         self._stop_token_ids = frozenset(params.stop_token_ids)
@@ -140,8 +141,8 @@ class OutputState:
         room = sequence.max_model_len - sequence.num_prompt_tokens
         self._budget = min(params.max_tokens, room)
         self._include_stop = params.include_stop_str_in_output
-        self._detokenizer = tokenizer and IncrementalDetokenizer(
-            tokenizer, sequence.prompt_token_ids, params.skip_special_tokens
+        self._detokenizer = vocabulary and IncrementalDetokenizer(
+            vocabulary, sequence.prompt_token_ids, params.skip_special_tokens
         )
         self._stop_strings = StopStrings(params.stop)
         self.num_tokens = 0

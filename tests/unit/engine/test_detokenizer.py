@@ -3,63 +3,38 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from specdec.engine.detokenizer import REPLACEMENT, IncrementalDetokenizer
+from specdec.engine.detokenizer import IncrementalDetokenizer
+from specdec.model.token_bytes import TokenBytes
+from tests.tokenizers_of_all_kinds import KINDS, byte_level, sentencepiece
 
+REPLACEMENT = "\ufffd"
 SPECIAL = 256
-
-
-def byte_level_tokenizer() -> Tokenizer:
-    """Byte-level BPE without merges but one: id of a byte = its rank in the sorted alphabet."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
-    assert tokenizer.token_to_id("<|end|>") == SPECIAL
-    return tokenizer
-
-
-def sentencepiece_tokenizer() -> Tokenizer:
-    """Llama-2 style: word pieces with a space mark, single bytes for everything else."""
-    vocab = ["<unk>"] + [f"<0x{byte:02X}>" for byte in range(256)]
-    vocab += ["\u2581", "\u2581the", "\u2581cat", "s", ".", "\u2581\u2581"]
-    tokenizer = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(vocab)}, merges=[]))
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
-    return tokenizer
-
-
-BYTE_LEVEL = byte_level_tokenizer()
-SENTENCEPIECE = sentencepiece_tokenizer()
-any_ids = st.lists(st.integers(0, SPECIAL), max_size=80)
+BYTE_LEVEL = byte_level()
+VOCABULARY = TokenBytes(BYTE_LEVEL)
+SENTENCEPIECE = sentencepiece()
+any_ids = st.lists(st.integers(0, 258), max_size=80)
 
 
 def encode(text: str) -> list[int]:
     return BYTE_LEVEL.encode(text, add_special_tokens=False).ids
 
 
+def streamed(detokenizer: IncrementalDetokenizer, ids: list[int]) -> str:
+    return "".join([detokenizer.push(token_id) for token_id in ids]) + detokenizer.flush()
+
+
 @given(any_ids, st.booleans())
 def test_any_bytes_come_out_as_the_tokenizer_decodes_them(ids: list[int], skip: bool) -> None:
-    detokenizer = IncrementalDetokenizer(BYTE_LEVEL, encode("the prompt"), skip)
-    text = "".join([detokenizer.push(token_id) for token_id in ids]) + detokenizer.flush()
-    assert text == BYTE_LEVEL.decode(ids, skip_special_tokens=skip)
+    detokenizer = IncrementalDetokenizer(VOCABULARY, encode("the prompt"), skip)
+    assert streamed(detokenizer, ids) == BYTE_LEVEL.decode(ids, skip_special_tokens=skip)
 
 
 @given(st.text(max_size=40), st.text(max_size=10))
 def test_no_half_character_is_ever_returned(text: str, prompt: str) -> None:
-    detokenizer = IncrementalDetokenizer(BYTE_LEVEL, encode(prompt.rstrip(REPLACEMENT)), True)
-    text = text.replace(REPLACEMENT, "")
+    detokenizer = IncrementalDetokenizer(VOCABULARY, encode(prompt), True)
     returned = ""
     for num_bytes, token_id in enumerate(encode(text), start=1):
         returned += detokenizer.push(token_id)
@@ -69,51 +44,67 @@ def test_no_half_character_is_ever_returned(text: str, prompt: str) -> None:
 
 
 def test_four_byte_character_waits_for_its_last_token() -> None:
-    detokenizer = IncrementalDetokenizer(BYTE_LEVEL, [], True)
+    detokenizer = IncrementalDetokenizer(VOCABULARY, [], True)
     deltas = [detokenizer.push(token_id) for token_id in encode("a\U0001f600b")]
     assert deltas == ["a", "", "", "", "\U0001f600", "b"]
 
 
 def test_unfinished_character_is_flushed_as_replacement() -> None:
-    detokenizer = IncrementalDetokenizer(BYTE_LEVEL, [], True)
+    detokenizer = IncrementalDetokenizer(VOCABULARY, [], True)
     assert [detokenizer.push(token_id) for token_id in encode("\u20ac")[:2]] == ["", ""]
     assert detokenizer.flush() == REPLACEMENT
 
 
 def test_a_prompt_that_ends_inside_a_character_lends_no_bytes() -> None:
     head, *tail = encode("\u20ac")
-    detokenizer = IncrementalDetokenizer(BYTE_LEVEL, [head], True)
-    text = "".join([detokenizer.push(token_id) for token_id in tail]) + detokenizer.flush()
-    assert text == BYTE_LEVEL.decode(tail)
+    detokenizer = IncrementalDetokenizer(VOCABULARY, [head], True)
+    assert streamed(detokenizer, tail) == BYTE_LEVEL.decode(tail)
 
 
-sentencepiece_pieces = st.lists(
-    st.one_of(
-        st.sampled_from([[SENTENCEPIECE.token_to_id(w)] for w in ("\u2581the", "\u2581cat", "s")]),
-        st.sampled_from([[SENTENCEPIECE.token_to_id(w)] for w in ("\u2581\u2581", ".", "<s>")]),
-        st.characters(codec="utf-8", exclude_characters=REPLACEMENT).map(
-            lambda c: [1 + byte for byte in c.encode()]
-        ),
-    ),
-    max_size=40,
-).map(lambda pieces: [token_id for piece in pieces for token_id in piece])
+@pytest.mark.parametrize("first_id", [0, 1], ids=["byte-level", "sentencepiece"])
+def test_bytes_that_can_never_be_text_are_returned_at_once(first_id: int) -> None:
+    """Continuation bytes for ever: the text flows, and nothing grows."""
+    tokenizer = BYTE_LEVEL if first_id == 0 else SENTENCEPIECE
+    token_id = 1 + 0x80 if first_id else encode("\u20ac")[1]
+    detokenizer = IncrementalDetokenizer(TokenBytes(tokenizer), [], True)
+    for _ in range(8000):
+        assert detokenizer.push(token_id) == REPLACEMENT
+    assert detokenizer.flush() == ""
 
 
-@given(sentencepiece_pieces, sentencepiece_pieces)
-def test_sentencepiece_output_continues_its_prompt(prompt: list[int], ids: list[int]) -> None:
+@given(st.binary(max_size=60))
+def test_byte_fallback_decodes_as_utf8_does(raw: bytes) -> None:
+    """Where a run of bytes is no text, the valid characters in it are kept."""
+    detokenizer = IncrementalDetokenizer(TokenBytes(SENTENCEPIECE), [], True)
+    text = streamed(detokenizer, [1 + byte for byte in raw])
+    assert text == raw.decode(errors="replace").removeprefix(" ")
+
+
+@given(st.lists(st.integers(0, 258), max_size=200))
+def test_at_most_three_bytes_are_held(ids: list[int]) -> None:
+    detokenizer = IncrementalDetokenizer(VOCABULARY, [], True)
+    for token_id in ids:
+        detokenizer.push(token_id)
+        held, _ = detokenizer._decoder.getstate()
+        assert len(held) <= 3
+
+
+@pytest.mark.parametrize("tokenizer", KINDS.values(), ids=KINDS)
+@settings(max_examples=40)
+@given(prompt=st.lists(st.integers(0, 300), max_size=10), ids=st.lists(st.integers(0, 300)))
+def test_output_continues_its_prompt(tokenizer, prompt: list[int], ids: list[int]) -> None:
     """prompt + output reads as one text: spaces that a decoder strips at a start stay inside."""
-    detokenizer = IncrementalDetokenizer(SENTENCEPIECE, prompt, True)
-    text = "".join([detokenizer.push(token_id) for token_id in ids]) + detokenizer.flush()
-    context = prompt[-6:]
-    whole = SENTENCEPIECE.decode(context + ids)
-    if SENTENCEPIECE.decode(context).endswith(REPLACEMENT):
-        context, whole = [], SENTENCEPIECE.decode(ids)
-    assert SENTENCEPIECE.decode(context) + text == whole
+    known = tokenizer.decode(prompt)
+    whole = tokenizer.decode(prompt + ids)
+    if REPLACEMENT in known + whole:  # bytes that are no text are another test's
+        return
+    detokenizer = IncrementalDetokenizer(TokenBytes(tokenizer), prompt, True)
+    assert known + streamed(detokenizer, ids) == whole
 
 
 @pytest.mark.parametrize("skip", [True, False])
 def test_special_tokens_are_skipped_on_request(skip: bool) -> None:
-    detokenizer = IncrementalDetokenizer(BYTE_LEVEL, [], skip)
+    detokenizer = IncrementalDetokenizer(VOCABULARY, [], skip)
     ids = [*encode("hi"), SPECIAL, *encode("!")]
     text = "".join(detokenizer.push(token_id) for token_id in ids)
     assert text == ("hi!" if skip else "hi<|end|>!")

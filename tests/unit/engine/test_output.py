@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from specdec.engine.output import Emitted, OutputState, StopStrings
 from specdec.errors import InvalidRequestError
+from specdec.model.token_bytes import TokenBytes
 from specdec.params import SamplingParams
 from specdec.sequence import Sequence, Verification
 
@@ -28,6 +29,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 
 TOKENIZER = byte_level_tokenizer()
+VOCABULARY = TokenBytes(TOKENIZER)
 
 
 def encode(text: str) -> list[int]:
@@ -91,14 +93,14 @@ def test_max_tokens_cuts_a_block() -> None:
 
 
 def test_full_context_cuts_a_block() -> None:
-    state = OutputState(sequence(max_model_len=7, num_prompt_tokens=3), TOKENIZER)
+    state = OutputState(sequence(max_model_len=7, num_prompt_tokens=3), VOCABULARY)
     emitted = state.append(encode("abcdef"))
     assert (emitted.token_ids, emitted.text) == (encode("abcd"), "abcd")
     assert emitted.finish_reason == "length"
 
 
 def test_eos_in_the_middle_of_a_block() -> None:
-    state = OutputState(sequence(), TOKENIZER)
+    state = OutputState(sequence(), VOCABULARY)
     emitted = state.append([*encode("ab"), EOS, *encode("cd")])
     assert emitted == Emitted([*encode("ab"), EOS], "ab", "stop", None)
 
@@ -113,18 +115,18 @@ def test_stop_token_text_only_when_asked_for() -> None:
     x, y = encode("xy")
     for include, text in ((False, "x"), (True, "xy")):
         params = {"stop_token_ids": (y,), "include_stop_str_in_output": include}
-        emitted = OutputState(sequence(**params), TOKENIZER).append([x, y, x])
+        emitted = OutputState(sequence(**params), VOCABULARY).append([x, y, x])
         assert (emitted.text, emitted.stop_reason) == (text, y)
 
 
 def test_stop_string_cuts_ids_at_the_token_that_completes_it() -> None:
-    state = OutputState(sequence(stop=("lo w",)), TOKENIZER)
+    state = OutputState(sequence(stop=("lo w",)), VOCABULARY)
     emitted = state.append(encode("hello world"))
     assert emitted == Emitted(encode("hello w"), "hel", "stop", "lo w")
 
 
 def test_stop_string_across_blocks_is_held_back_and_released() -> None:
-    state = OutputState(sequence(stop=("END",)), TOKENIZER)
+    state = OutputState(sequence(stop=("END",)), VOCABULARY)
     assert [state.append(encode(t)).text for t in ("aE", "N", "x")] == ["a", "", "ENx"]
     assert [state.append(encode(t)).text for t in ("EN", "D")] == ["", ""]
     assert state.finished
@@ -132,30 +134,30 @@ def test_stop_string_across_blocks_is_held_back_and_released() -> None:
 
 def test_held_text_is_released_at_length_and_on_abort() -> None:
     params = {"stop": ("END",), "max_tokens": 3}
-    emitted = OutputState(sequence(**params), TOKENIZER).append(encode("aEN"))
+    emitted = OutputState(sequence(**params), VOCABULARY).append(encode("aEN"))
     assert (emitted.text, emitted.finish_reason) == ("aEN", "length")
-    state = OutputState(sequence(**params), TOKENIZER)
+    state = OutputState(sequence(**params), VOCABULARY)
     state.append(encode("aE"))
     assert state.flush() == "E"
 
 
 def test_the_stop_string_that_is_complete_first_wins() -> None:
-    state = OutputState(sequence(stop=("abcd", "bc")), TOKENIZER)
+    state = OutputState(sequence(stop=("abcd", "bc")), VOCABULARY)
     assert state.append(encode("abcd")) == Emitted(encode("abc"), "a", "stop", "bc")
 
 
 def test_stop_string_at_the_last_token_is_a_stop() -> None:
-    state = OutputState(sequence(stop=("b",), max_tokens=2), TOKENIZER)
+    state = OutputState(sequence(stop=("b",), max_tokens=2), VOCABULARY)
     assert state.append(encode("ab")).finish_reason == "stop"
 
 
 def test_no_stop_is_honoured_within_min_tokens() -> None:
     y = encode("y")[0]
     params = {"min_tokens": 3, "stop": ("xy",), "stop_token_ids": (y,)}
-    state = OutputState(sequence(**params), TOKENIZER)
+    state = OutputState(sequence(**params), VOCABULARY)
     assert state.append(encode("xyx")) == Emitted(encode("xyx"), "xy")
     assert state.append([y, y]) == Emitted([y], "x", "stop", y)
-    strings = OutputState(sequence(min_tokens=2, stop=("xy", "xyz")), TOKENIZER)
+    strings = OutputState(sequence(min_tokens=2, stop=("xy", "xyz")), VOCABULARY)
     assert strings.append(encode("xyz")) == Emitted(encode("xyz"), "", "stop", "xyz")
 
 
@@ -185,7 +187,7 @@ def test_any_split_into_blocks_gives_the_text_of_the_kept_ids(
 ) -> None:
     ids = encode(text)
     params = {"stop": tuple(stops), "min_tokens": min_tokens, "max_tokens": 1000}
-    state = OutputState(sequence(include_stop_str_in_output=include, **params), TOKENIZER)
+    state = OutputState(sequence(include_stop_str_in_output=include, **params), VOCABULARY)
     total = run(state, split(ids, cuts))
     total.text += "" if state.finished else state.flush()
 
@@ -203,14 +205,14 @@ def test_any_split_into_blocks_gives_the_text_of_the_kept_ids(
 
 @given(st.lists(st.integers(0, 255), max_size=60), st.lists(st.integers(0, 200), max_size=12))
 def test_any_bytes_in_any_blocks_decode_whole(ids: list[int], cuts: list[int]) -> None:
-    state = OutputState(sequence(stop=("\x00never\x00",)), TOKENIZER)
+    state = OutputState(sequence(stop=("\x00never\x00",)), VOCABULARY)
     total = run(state, split(ids, cuts))
     assert total.text + state.flush() == TOKENIZER.decode(ids)
 
 
 @given(st.lists(st.integers(0, 255), min_size=1, max_size=30), st.integers(1, 30))
 def test_text_of_a_length_finish_is_that_of_the_kept_ids(ids: list[int], budget: int) -> None:
-    state = OutputState(sequence(max_tokens=budget, stop=("\x00never\x00",)), TOKENIZER)
+    state = OutputState(sequence(max_tokens=budget, stop=("\x00never\x00",)), VOCABULARY)
     total = run(state, [ids])
     assert total.token_ids == ids[:budget]
     assert total.finish_reason == ("length" if budget <= len(ids) else None)
