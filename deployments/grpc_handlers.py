@@ -21,6 +21,7 @@ from deployments.explanations import FINISH_REASONS, explain_message, explanatio
 from deployments.gateway_service import GatewayService, new_request_id
 from deployments.grpc_bounds import check_lengths
 from deployments.grpc_errors import fail
+from deployments.grpc_logprobs import PositionMessages
 from deployments.request_records import Call
 from specdec.engine.request import GenerateRequest
 from specdec.errors import InvalidRequestError, SpecdecError
@@ -29,7 +30,7 @@ from specdec.rpc.convert_params import (
     speculation_from_wire,
     verification_to_wire,
 )
-from specdec.sequence import RequestMetrics, SequenceOutput, TokenLogprobs
+from specdec.sequence import RequestMetrics, SequenceOutput
 from specdec.v1 import inference_pb2 as pb
 from specdec.v1 import sampling_pb2
 
@@ -57,8 +58,9 @@ class GrpcHandlers:
             request = await self._request(wire, caller)
             call = _call("Generate", request, context)
             async with aclosing(self._service.records.outputs([request], call)) as outputs:
+                positions = PositionMessages(self._service.prompter.vocabulary, request)
                 async for _, output in outputs:
-                    yield step_message(output)
+                    yield step_message(output, positions)
         except Exception as error:
             in_band = fail(context, _as_ours(error))
             yield pb.GenerateResponse(finish_reason=pb.FINISH_REASON_ERROR, error=in_band)
@@ -72,8 +74,9 @@ class GrpcHandlers:
             result = pb.CompleteResponse(request_id=request.request_id)
             call = _call("Complete", request, context)
             async with aclosing(self._service.records.outputs([request], call)) as outputs:
+                positions = PositionMessages(self._service.prompter.vocabulary, request)
                 async for _, output in outputs:
-                    _append(result, step_message(output))
+                    _append(result, step_message(output, positions))
             return result
         except Exception as error:
             fail(context, _as_ours(error))
@@ -202,7 +205,7 @@ def _as_ours(error: Exception) -> SpecdecError:
     return SpecdecError(str(error))
 
 
-def step_message(output: SequenceOutput) -> pb.GenerateResponse:
+def step_message(output: SequenceOutput, positions: PositionMessages) -> pb.GenerateResponse:
     """One engine step of one sequence."""
     message = pb.GenerateResponse(
         request_id=output.request_id,
@@ -211,8 +214,8 @@ def step_message(output: SequenceOutput) -> pb.GenerateResponse:
         draft_token_ids=output.draft_token_ids,
         num_draft_tokens=len(output.draft_token_ids),
         num_accepted_tokens=output.num_accepted_tokens,
-        logprobs=[_position(position) for position in output.logprobs or ()],
-        prompt_logprobs=[_position(position) for position in output.prompt_logprobs or ()],
+        logprobs=positions.output(output.logprobs or ()),
+        prompt_logprobs=positions.prompt(output.prompt_logprobs or ()),
     )
     if output.finish_reason is not None:
         message.finish_reason = FINISH_REASONS[output.finish_reason]
@@ -272,16 +275,6 @@ def _append(result: pb.CompleteResponse, step: pb.GenerateResponse) -> None:
     result.usage.CopyFrom(step.usage)
     result.speculation.CopyFrom(step.speculation)
     result.timing.CopyFrom(step.timing)
-
-
-def _position(position: TokenLogprobs | None) -> pb.PositionLogprobs:
-    if position is None:
-        return pb.PositionLogprobs()
-    return pb.PositionLogprobs(
-        token=pb.TokenLogprob(token_id=position.token_id, logprob=position.logprob),
-        rank=position.rank,
-        top=[pb.TokenLogprob(token_id=t, logprob=value) for t, value in position.top],
-    )
 
 
 def _duration(seconds: float) -> Duration:

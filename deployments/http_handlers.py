@@ -25,6 +25,7 @@ from deployments.gateway_service import GatewayService, new_request_id
 from deployments.live_reading import live_reading
 from deployments.metrics import exposition
 from deployments.openai_choices import ChatWriter, CompletionWriter, Writer
+from deployments.openai_logprobs import spelt
 from deployments.openai_requests import (
     Body,
     ChatBody,
@@ -45,6 +46,7 @@ from deployments.openai_responses import (
 from deployments.request_records import Call
 from specdec.engine.request import GenerateRequest
 from specdec.errors import InvalidRequestError, SpecdecError
+from specdec.model.token_bytes import TokenWalk
 from specdec.sequence import SequenceOutput
 
 
@@ -63,17 +65,14 @@ class _Job:
 
     body: CompletionBody | ChatBody
     requests: list[GenerateRequest]
-    prompts: list[list[int]]
     call: Call
     created: int
     writer: Writer
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        return sum(len(prompt) for prompt in self.prompts)
-
     def choices(self) -> list[Choice]:
-        return [Choice(i, len(r.prompt_token_ids)) for i, r in enumerate(self.requests)]
+        """In the order of the requests: n for each prompt."""
+        n = self.body.n
+        return [Choice(i, i // n, len(r.prompt_token_ids)) for i, r in enumerate(self.requests)]
 
 
 class HttpHandlers:
@@ -169,8 +168,8 @@ class HttpHandlers:
         requests = await self._service.requests(
             prompts, params, admitted.partition, admitted.response_id, body.n, body.timeout
         )
-        writer: Writer = _writer_kind(body)(body, requests, self._service.prompter)
-        return _Job(body, requests, prompts, _call(body, admitted), int(time.time()), writer)
+        writer: Writer = _writer_kind(body)(body, requests, self._service.prompter.vocabulary)
+        return _Job(body, requests, _call(body, admitted), int(time.time()), writer)
 
     async def _answer(self, job: _Job) -> Response:
         choices = job.choices()
@@ -181,7 +180,7 @@ class HttpHandlers:
             {
                 **self._head(job, job.writer.whole_object),
                 "choices": [job.writer.whole(choice) for choice in choices],
-                "usage": usage(choices, job.num_prompt_tokens),
+                "usage": usage(choices),
                 "metrics": request_metrics(choices),
             }
         )
@@ -210,14 +209,13 @@ class HttpHandlers:
         options = job.body.stream_options or StreamOptions()
         try:
             async for index, output in _chain(first, outputs):
-                choices[index].add(output)
-                chunk = {**head, "choices": [job.writer.delta(choices[index], output)]}
-                if options.continuous_usage_stats:
-                    chunk["usage"] = usage([choices[index]], job.num_prompt_tokens)
-                yield event(chunk)
+                choice = choices[index]
+                choice.add(output)
+                so_far = {"usage": usage([choice])} if options.continuous_usage_stats else {}
+                for delta in job.writer.deltas(choice, output):
+                    yield event({**head, "choices": [delta], **so_far})
             if options.include_usage:
-                totals = usage(choices, job.num_prompt_tokens)
-                extras = {"usage": totals, "metrics": request_metrics(choices)}
+                extras = {"usage": usage(choices), "metrics": request_metrics(choices)}
                 yield event({**head, "choices": [], **extras})
         except SpecdecError as error:
             yield event(error_body(error)[1])
@@ -258,7 +256,6 @@ class HttpHandlers:
         caller = self._caller(http)
         body = await self._body(TokenizeBody, http, caller)
         self._service.check_model(body.model)
-        prompter = self._service.prompter
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequestError("prompt: give either prompt or messages", field="prompt")
         if body.messages is not None:
@@ -274,8 +271,9 @@ class HttpHandlers:
         result["max_model_len"] = (await self._service.description()).max_model_len
         if body.return_token_strs:
             await self._service.check_tokens(ids, "return_token_strs")
+            walk = TokenWalk(self._service.prompter.vocabulary, (), skip_special_tokens=False)
             result["token_strs"] = await asyncio.to_thread(
-                lambda: [prompter.decode([token_id]) for token_id in ids]
+                lambda: [spelt(walk.step(token_id)) for token_id in ids]
             )
         return JSONResponse(result)
 

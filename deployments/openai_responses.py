@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.explanations import explanation_json
-from deployments.prompts import Prompter
 from specdec.errors import (
     BodyTimeoutError,
     DeadlineError,
@@ -45,10 +44,12 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(slots=True)
 class Choice:
-    """One output sequence of a response."""
+    """One output sequence of a response; several may continue one prompt."""
 
     index: int
+    prompt_index: int
     num_prompt_tokens: int
+    num_outputs: int = 0
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -58,6 +59,7 @@ class Choice:
     metrics: RequestMetrics | None = None
 
     def add(self, output: SequenceOutput) -> None:
+        self.num_outputs += 1
         self.token_ids += output.token_ids
         self.text += output.text
         self.logprobs += output.logprobs or []
@@ -67,102 +69,22 @@ class Choice:
         self.metrics = output.metrics
 
 
-class TokenTexts:
-    """Tokens as clients want them written in log-probabilities."""
-
-    def __init__(self, prompter: Prompter, as_token_ids: bool) -> None:
-        self._prompter = prompter
-        self._as_token_ids = as_token_ids
-
-    def text(self, token_id: int) -> str:
-        if self._as_token_ids:
-            return f"token_id:{token_id}"
-        return self._prompter.decode([token_id])
-
-    def num_characters(self, token_id: int) -> int:
-        """How far a token moves `text_offset` on, however it is written."""
-        return len(self._prompter.decode([token_id]))
-
-    def chat_entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self.text(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-
-def completion_logprobs(
-    positions: Sequence[TokenLogprobs], texts: TokenTexts, offset: int, first: int | None = None
-) -> dict[str, Any]:
-    """The `logprobs` object of /v1/completions.
-
-    `offset`: characters of the tokens before, each decoded alone (a character that several tokens
-    share counts for each). `first`: an echoed prompt's first token, which nothing predicts.
-    """
-    result: dict[str, Any] = {
-        "tokens": [],
-        "token_logprobs": [],
-        "top_logprobs": [],
-        "text_offset": [],
-    }
-    if first is not None:
-        result["tokens"].append(texts.text(first))
-        result["token_logprobs"].append(None)
-        result["top_logprobs"].append(None)
-        result["text_offset"].append(offset)
-        offset += texts.num_characters(first)
-    for position in positions:
-        result["tokens"].append(texts.text(position.token_id))
-        result["token_logprobs"].append(position.logprob)
-        result["top_logprobs"].append({texts.text(t): value for t, value in position.top})
-        result["text_offset"].append(offset)
-        offset += texts.num_characters(position.token_id)
-    return result
-
-
-def chat_logprobs(positions: Sequence[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
-    """The `logprobs` object of /v1/chat/completions."""
-    return {
-        "content": [
-            {
-                **texts.chat_entry(position.token_id, position.logprob),
-                "top_logprobs": [texts.chat_entry(t, value) for t, value in position.top],
-            }
-            for position in positions
-        ]
-    }
-
-
-def prompt_logprobs_entry(
-    positions: Sequence[TokenLogprobs | None], texts: TokenTexts
-) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: one map from token id to log-probability per prompt token."""
-    result: list[dict[str, Any] | None] = []
-    for position in positions:
-        if position is None:
-            result.append(None)
-            continue
-        entries = [(position.token_id, position.logprob), *position.top]
-        ranks = {token_id: rank for rank, (token_id, _) in enumerate(position.top, start=1)}
-        result.append(
-            {
-                str(token_id): {
-                    "logprob": logprob,
-                    "rank": ranks.get(token_id, position.rank),
-                    "decoded_token": texts.text(token_id),
-                }
-                for token_id, logprob in entries
-            }
-        )
-    return result
-
-
-def usage(choices: Sequence[Choice], num_prompt_tokens: int) -> dict[str, Any]:
-    """Token counts of a response; the prompt of n choices counts once."""
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Token counts of a response, or of some of its choices; a prompt counts once however many
+    choices continue it, and so do its cached tokens: those that the luckiest of them found."""
+    prompts: dict[int, int] = {}
+    cached: dict[int, int] = {}
+    for choice in choices:
+        prompts[choice.prompt_index] = choice.num_prompt_tokens
+        found = 0 if choice.metrics is None else choice.metrics.num_cached_tokens
+        cached[choice.prompt_index] = max(found, cached.get(choice.prompt_index, 0))
+    num_prompt = sum(prompts.values())
     num_completion = sum(len(choice.token_ids) for choice in choices)
-    cached = [c.metrics.num_cached_tokens for c in choices if c.metrics is not None]
     return {
-        "prompt_tokens": num_prompt_tokens,
+        "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
-        "total_tokens": num_prompt_tokens + num_completion,
-        "prompt_tokens_details": {"cached_tokens": max(cached, default=0)},
+        "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec.errors import InvalidRequestError
+from specdec.model.token_bytes import TokenBytes
 from specdec.model.tokenizer import tokenizer_hash
 from specdec.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 
@@ -28,6 +29,7 @@ class Prompter:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self.vocabulary = TokenBytes(tokenizer)
         # A token's name in the vocabulary is never shorter than its text: byte-level names have a
         # character per byte, SentencePiece writes a space as one character.
         self.max_token_chars = max(len(token) for token in tokenizer.get_vocab())
@@ -83,6 +85,7 @@ class Prompter:
         )
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The tokenizer's own reading of these ids."""
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 

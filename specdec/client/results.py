@@ -22,10 +22,15 @@ FINISH_REASONS: dict[int, str | None] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and its natural log-probability under the target."""
+    """A token and its natural log-probability under the target.
+
+    `token_bytes` is what it adds to the text, maybe a part of a character only; empty for special
+    tokens that the text leaves out.
+    """
 
     token_id: int
     logprob: float
+    token_bytes: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +236,7 @@ def _positions(
 
 
 def _token(message: inference_pb2.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(message.token_id, message.logprob)
+    return TokenLogprob(message.token_id, message.logprob, message.token_bytes)
 
 
 def _usage(message: inference_pb2.Usage) -> Usage:

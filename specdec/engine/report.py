@@ -51,7 +51,8 @@ class PromptLogprobs:
 
     def __init__(self, sequence: Sequence) -> None:
         self._sequence = sequence
-        self.positions: list[TokenLogprobs | None] = []
+        is_asked = sequence.params.prompt_logprobs is not None
+        self.positions: list[TokenLogprobs | None] = [None] if is_asked else []
 
     def add(self, raw: torch.Tensor) -> bool:
         """`raw` [n, V] are the rows of the chunk that starts at `num_computed_tokens`; row i
@@ -62,8 +63,6 @@ class PromptLogprobs:
             return True
         if not bool(makes_law(raw).all()):
             return False
-        if not self.positions:
-            self.positions.append(None)
         start = sequence.num_computed_tokens + 1
         end = min(start + raw.shape[0], sequence.num_prompt_tokens)
         known = max(start, len(self.positions))

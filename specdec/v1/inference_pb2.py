@@ -26,15 +26,15 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from specdec.v1 import sampling_pb2 as specdec_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspecdec/v1/inference.proto\x12\nspecdec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19specdec/v1/sampling.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"9\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.specdec.v1.ChatMessage\"\xd8\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.specdec.v1.TokenIdsH\x00\x12(\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x18.specdec.v1.ChatMessagesH\x00\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x32\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1d.specdec.v1.SpeculationParams\x12\x11\n\tbad_words\x18\x07 \x03(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12*\n\x07timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06prompt\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"p\n\x10PositionLogprobs\x12\'\n\x05token\x18\x01 \x01(\x0b\x32\x18.specdec.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12%\n\x03top\x18\x03 \x03(\x0b\x32\x18.specdec.v1.TokenLogprob\"u\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"X\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\"\x8e\x03\n\x10SpeculationStats\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12\x12\n\nnum_drafts\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\r\x12#\n\x1bnum_emitted_accepted_tokens\x18\x05 \x01(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x06 \x03(\r\x12\x0f\n\x07\x64rafter\x18\x07 \x01(\t\x12.\n\x0cverification\x18\x08 \x01(\x0e\x32\x18.specdec.v1.Verification\x12\x17\n\x0f\x64isabled_reason\x18\t \x01(\t\x12)\n\x04mode\x18\n \x01(\x0e\x32\x1b.specdec.v1.SpeculationMode\x12\x16\n\tclipped_k\x18\x0b \x01(\rH\x00\x88\x01\x01\x12-\n\x0c\x65xplanations\x18\x0c \x03(\x0b\x32\x17.specdec.v1.ExplanationB\x0c\n\n_clipped_k\"\xc1\x02\n\x0b\x45xplanation\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06time_s\x18\x02 \x01(\x01\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x04 \x01(\t\x12\t\n\x01k\x18\x05 \x01(\r\x12\x1d\n\x10num_draft_tokens\x18\x06 \x01(\rH\x00\x88\x01\x01\x12 \n\x13num_accepted_tokens\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08survival\x18\x08 \x03(\x01\x12\x14\n\x0cshadow_price\x18\t \x01(\x01\x12\x13\n\x0b\x64\x65pth_price\x18\n \x01(\x01\x12\x19\n\x11predicted_speedup\x18\x0b \x01(\x01\x12\x13\n\x0bguard_ratio\x18\x0c \x01(\x01\x12\x0e\n\x06reason\x18\r \x01(\tB\x13\n\x11_num_draft_tokensB\x16\n\x14_num_accepted_tokens\"\x8d\x01\n\x06Timing\x12)\n\x06queued\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x89\x04\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.specdec.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x1c.specdec.v1.PositionLogprobs\x12\x17\n\x0f\x64raft_token_ids\x18\x06 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x08 \x01(\r\x12/\n\rfinish_reason\x18\t \x01(\x0e\x32\x18.specdec.v1.FinishReason\x12\x15\n\x0bstop_string\x18\n \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x0b \x01(\rH\x00\x12 \n\x05\x65rror\x18\x0c \x01(\x0b\x32\x11.specdec.v1.Error\x12 \n\x05usage\x18\r \x01(\x0b\x32\x11.specdec.v1.Usage\x12\x31\n\x0bspeculation\x18\x0e \x01(\x0b\x32\x1c.specdec.v1.SpeculationStats\x12\"\n\x06timing\x18\x0f \x01(\x0b\x32\x12.specdec.v1.TimingB\r\n\x0bstop_reason\"?\n\x0f\x43ompleteRequest\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.specdec.v1.GenerateRequest\"\x97\x03\n\x10\x43ompleteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.specdec.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x1c.specdec.v1.PositionLogprobs\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.specdec.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x07 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x08 \x01(\rH\x00\x12 \n\x05usage\x18\t \x01(\x0b\x32\x11.specdec.v1.Usage\x12\x31\n\x0bspeculation\x18\n \x01(\x0b\x32\x1c.specdec.v1.SpeculationStats\x12\"\n\x06timing\x18\x0b \x01(\x0b\x32\x12.specdec.v1.TimingB\r\n\x0bstop_reason\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xb5\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x16\n\x0etokenizer_hash\x18\x04 \x01(\t\x12\x10\n\x08\x64rafters\x18\x05 \x03(\t\x12\"\n\x1amax_num_speculative_tokens\x18\x06 \x01(\r\x12\x19\n\x11has_chat_template\x18\x07 \x01(\x08\"\x9b\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.specdec.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xae\x01\n\x11\x45xplainedSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.specdec.v1.FinishReason\x12\x11\n\tnum_steps\x18\x04 \x01(\r\x12-\n\x0c\x65xplanations\x18\x05 \x03(\x0b\x32\x17.specdec.v1.Explanation\"C\n\x0f\x45xplainResponse\x12\x30\n\tsequences\x18\x01 \x03(\x0b\x32\x1d.specdec.v1.ExplainedSequence*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\xc1\x03\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.specdec.v1.GenerateRequest\x1a\x1c.specdec.v1.GenerateResponse0\x01\x12\x45\n\x08\x43omplete\x12\x1b.specdec.v1.CompleteRequest\x1a\x1c.specdec.v1.CompleteResponse\x12\x45\n\x08GetModel\x12\x1b.specdec.v1.GetModelRequest\x1a\x1c.specdec.v1.GetModelResponse\x12\x45\n\x08Tokenize\x12\x1b.specdec.v1.TokenizeRequest\x1a\x1c.specdec.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.specdec.v1.DetokenizeRequest\x1a\x1e.specdec.v1.DetokenizeResponse\x12\x42\n\x07\x45xplain\x12\x1a.specdec.v1.ExplainRequest\x1a\x1b.specdec.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspecdec/v1/inference.proto\x12\nspecdec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19specdec/v1/sampling.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"9\n\x0c\x43hatMessages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.specdec.v1.ChatMessage\"\xd8\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.specdec.v1.TokenIdsH\x00\x12(\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x18.specdec.v1.ChatMessagesH\x00\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.specdec.v1.SamplingParams\x12\x32\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1d.specdec.v1.SpeculationParams\x12\x11\n\tbad_words\x18\x07 \x03(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12*\n\x07timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06prompt\"F\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\"p\n\x10PositionLogprobs\x12\'\n\x05token\x18\x01 \x01(\x0b\x32\x18.specdec.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12%\n\x03top\x18\x03 \x03(\x0b\x32\x18.specdec.v1.TokenLogprob\"u\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"X\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\"\x8e\x03\n\x10SpeculationStats\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12\x12\n\nnum_drafts\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\r\x12#\n\x1bnum_emitted_accepted_tokens\x18\x05 \x01(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x06 \x03(\r\x12\x0f\n\x07\x64rafter\x18\x07 \x01(\t\x12.\n\x0cverification\x18\x08 \x01(\x0e\x32\x18.specdec.v1.Verification\x12\x17\n\x0f\x64isabled_reason\x18\t \x01(\t\x12)\n\x04mode\x18\n \x01(\x0e\x32\x1b.specdec.v1.SpeculationMode\x12\x16\n\tclipped_k\x18\x0b \x01(\rH\x00\x88\x01\x01\x12-\n\x0c\x65xplanations\x18\x0c \x03(\x0b\x32\x17.specdec.v1.ExplanationB\x0c\n\n_clipped_k\"\xc1\x02\n\x0b\x45xplanation\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06time_s\x18\x02 \x01(\x01\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x04 \x01(\t\x12\t\n\x01k\x18\x05 \x01(\r\x12\x1d\n\x10num_draft_tokens\x18\x06 \x01(\rH\x00\x88\x01\x01\x12 \n\x13num_accepted_tokens\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08survival\x18\x08 \x03(\x01\x12\x14\n\x0cshadow_price\x18\t \x01(\x01\x12\x13\n\x0b\x64\x65pth_price\x18\n \x01(\x01\x12\x19\n\x11predicted_speedup\x18\x0b \x01(\x01\x12\x13\n\x0bguard_ratio\x18\x0c \x01(\x01\x12\x0e\n\x06reason\x18\r \x01(\tB\x13\n\x11_num_draft_tokensB\x16\n\x14_num_accepted_tokens\"\x8d\x01\n\x06Timing\x12)\n\x06queued\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x89\x04\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.specdec.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x1c.specdec.v1.PositionLogprobs\x12\x17\n\x0f\x64raft_token_ids\x18\x06 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x08 \x01(\r\x12/\n\rfinish_reason\x18\t \x01(\x0e\x32\x18.specdec.v1.FinishReason\x12\x15\n\x0bstop_string\x18\n \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x0b \x01(\rH\x00\x12 \n\x05\x65rror\x18\x0c \x01(\x0b\x32\x11.specdec.v1.Error\x12 \n\x05usage\x18\r \x01(\x0b\x32\x11.specdec.v1.Usage\x12\x31\n\x0bspeculation\x18\x0e \x01(\x0b\x32\x1c.specdec.v1.SpeculationStats\x12\"\n\x06timing\x18\x0f \x01(\x0b\x32\x12.specdec.v1.TimingB\r\n\x0bstop_reason\"?\n\x0f\x43ompleteRequest\x12,\n\x07request\x18\x01 \x01(\x0b\x32\x1b.specdec.v1.GenerateRequest\"\x97\x03\n\x10\x43ompleteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.specdec.v1.PositionLogprobs\x12\x35\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x1c.specdec.v1.PositionLogprobs\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.specdec.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x07 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x08 \x01(\rH\x00\x12 \n\x05usage\x18\t \x01(\x0b\x32\x11.specdec.v1.Usage\x12\x31\n\x0bspeculation\x18\n \x01(\x0b\x32\x1c.specdec.v1.SpeculationStats\x12\"\n\x06timing\x18\x0b \x01(\x0b\x32\x12.specdec.v1.TimingB\r\n\x0bstop_reason\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xb5\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x16\n\x0etokenizer_hash\x18\x04 \x01(\t\x12\x10\n\x08\x64rafters\x18\x05 \x03(\t\x12\"\n\x1amax_num_speculative_tokens\x18\x06 \x01(\r\x12\x19\n\x11has_chat_template\x18\x07 \x01(\x08\"\x9b\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.specdec.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xae\x01\n\x11\x45xplainedSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12/\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x18.specdec.v1.FinishReason\x12\x11\n\tnum_steps\x18\x04 \x01(\r\x12-\n\x0c\x65xplanations\x18\x05 \x03(\x0b\x32\x17.specdec.v1.Explanation\"C\n\x0f\x45xplainResponse\x12\x30\n\tsequences\x18\x01 \x03(\x0b\x32\x1d.specdec.v1.ExplainedSequence*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\xc1\x03\n\x10InferenceService\x12G\n\x08Generate\x12\x1b.specdec.v1.GenerateRequest\x1a\x1c.specdec.v1.GenerateResponse0\x01\x12\x45\n\x08\x43omplete\x12\x1b.specdec.v1.CompleteRequest\x1a\x1c.specdec.v1.CompleteResponse\x12\x45\n\x08GetModel\x12\x1b.specdec.v1.GetModelRequest\x1a\x1c.specdec.v1.GetModelResponse\x12\x45\n\x08Tokenize\x12\x1b.specdec.v1.TokenizeRequest\x1a\x1c.specdec.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.specdec.v1.DetokenizeRequest\x1a\x1e.specdec.v1.DetokenizeResponse\x12\x42\n\x07\x45xplain\x12\x1a.specdec.v1.ExplainRequest\x1a\x1b.specdec.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specdec.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=3667
-  _globals['_FINISHREASON']._serialized_end=3812
+  _globals['_FINISHREASON']._serialized_start=3688
+  _globals['_FINISHREASON']._serialized_end=3833
   _globals['_CHATMESSAGE']._serialized_start=101
   _globals['_CHATMESSAGE']._serialized_end=145
   _globals['_CHATMESSAGES']._serialized_start=147
@@ -42,43 +42,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_start=207
   _globals['_GENERATEREQUEST']._serialized_end=551
   _globals['_TOKENLOGPROB']._serialized_start=553
-  _globals['_TOKENLOGPROB']._serialized_end=602
-  _globals['_POSITIONLOGPROBS']._serialized_start=604
-  _globals['_POSITIONLOGPROBS']._serialized_end=716
-  _globals['_ERROR']._serialized_start=718
-  _globals['_ERROR']._serialized_end=835
-  _globals['_USAGE']._serialized_start=837
-  _globals['_USAGE']._serialized_end=925
-  _globals['_SPECULATIONSTATS']._serialized_start=928
-  _globals['_SPECULATIONSTATS']._serialized_end=1326
-  _globals['_EXPLANATION']._serialized_start=1329
-  _globals['_EXPLANATION']._serialized_end=1650
-  _globals['_TIMING']._serialized_start=1653
-  _globals['_TIMING']._serialized_end=1794
-  _globals['_GENERATERESPONSE']._serialized_start=1797
-  _globals['_GENERATERESPONSE']._serialized_end=2318
-  _globals['_COMPLETEREQUEST']._serialized_start=2320
-  _globals['_COMPLETEREQUEST']._serialized_end=2383
-  _globals['_COMPLETERESPONSE']._serialized_start=2386
-  _globals['_COMPLETERESPONSE']._serialized_end=2793
-  _globals['_GETMODELREQUEST']._serialized_start=2795
-  _globals['_GETMODELREQUEST']._serialized_end=2827
-  _globals['_GETMODELRESPONSE']._serialized_start=2830
-  _globals['_GETMODELRESPONSE']._serialized_end=3011
-  _globals['_TOKENIZEREQUEST']._serialized_start=3014
-  _globals['_TOKENIZEREQUEST']._serialized_end=3169
-  _globals['_TOKENIZERESPONSE']._serialized_start=3171
-  _globals['_TOKENIZERESPONSE']._serialized_end=3231
-  _globals['_DETOKENIZEREQUEST']._serialized_start=3233
-  _globals['_DETOKENIZEREQUEST']._serialized_end=3344
-  _globals['_DETOKENIZERESPONSE']._serialized_start=3346
-  _globals['_DETOKENIZERESPONSE']._serialized_end=3380
-  _globals['_EXPLAINREQUEST']._serialized_start=3382
-  _globals['_EXPLAINREQUEST']._serialized_end=3418
-  _globals['_EXPLAINEDSEQUENCE']._serialized_start=3421
-  _globals['_EXPLAINEDSEQUENCE']._serialized_end=3595
-  _globals['_EXPLAINRESPONSE']._serialized_start=3597
-  _globals['_EXPLAINRESPONSE']._serialized_end=3664
-  _globals['_INFERENCESERVICE']._serialized_start=3815
-  _globals['_INFERENCESERVICE']._serialized_end=4264
+  _globals['_TOKENLOGPROB']._serialized_end=623
+  _globals['_POSITIONLOGPROBS']._serialized_start=625
+  _globals['_POSITIONLOGPROBS']._serialized_end=737
+  _globals['_ERROR']._serialized_start=739
+  _globals['_ERROR']._serialized_end=856
+  _globals['_USAGE']._serialized_start=858
+  _globals['_USAGE']._serialized_end=946
+  _globals['_SPECULATIONSTATS']._serialized_start=949
+  _globals['_SPECULATIONSTATS']._serialized_end=1347
+  _globals['_EXPLANATION']._serialized_start=1350
+  _globals['_EXPLANATION']._serialized_end=1671
+  _globals['_TIMING']._serialized_start=1674
+  _globals['_TIMING']._serialized_end=1815
+  _globals['_GENERATERESPONSE']._serialized_start=1818
+  _globals['_GENERATERESPONSE']._serialized_end=2339
+  _globals['_COMPLETEREQUEST']._serialized_start=2341
+  _globals['_COMPLETEREQUEST']._serialized_end=2404
+  _globals['_COMPLETERESPONSE']._serialized_start=2407
+  _globals['_COMPLETERESPONSE']._serialized_end=2814
+  _globals['_GETMODELREQUEST']._serialized_start=2816
+  _globals['_GETMODELREQUEST']._serialized_end=2848
+  _globals['_GETMODELRESPONSE']._serialized_start=2851
+  _globals['_GETMODELRESPONSE']._serialized_end=3032
+  _globals['_TOKENIZEREQUEST']._serialized_start=3035
+  _globals['_TOKENIZEREQUEST']._serialized_end=3190
+  _globals['_TOKENIZERESPONSE']._serialized_start=3192
+  _globals['_TOKENIZERESPONSE']._serialized_end=3252
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3254
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3365
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3367
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3401
+  _globals['_EXPLAINREQUEST']._serialized_start=3403
+  _globals['_EXPLAINREQUEST']._serialized_end=3439
+  _globals['_EXPLAINEDSEQUENCE']._serialized_start=3442
+  _globals['_EXPLAINEDSEQUENCE']._serialized_end=3616
+  _globals['_EXPLAINRESPONSE']._serialized_start=3618
+  _globals['_EXPLAINRESPONSE']._serialized_end=3685
+  _globals['_INFERENCESERVICE']._serialized_start=3836
+  _globals['_INFERENCESERVICE']._serialized_end=4285
 # @@protoc_insertion_point(module_scope)

@@ -11,7 +11,9 @@ from deployments.http_handlers import HttpHandlers
 from deployments.prompts import Prompter
 from deployments.settings import AppSettings
 from deployments.step_tokens import step_tokens
+from specdec.model.token_bytes import TokenBytes
 from specdec.sequence import SequenceOutput
+from tests.tokenizers_of_all_kinds import byte_level, sentencepiece
 from tests.unit.deployments.test_front_door import Post
 from tests.unit.engine.engine_harness import (
     OFF,
@@ -102,7 +104,7 @@ async def chunks(handlers, **body) -> list[dict]:
 
 
 async def test_tokens_join_to_the_text_and_counts_to_those_of_the_response(handlers):
-    *stream, last = await chunks(handlers, speculation=EXPLAIN)
+    *stream, _, last = await chunks(handlers, speculation=EXPLAIN)
     steps = [chunk["choices"][0]["specdec"] for chunk in stream]
     text = "".join("".join(step["tokens"]) for step in steps)
     assert text == "".join(chunk["choices"][0]["text"] for chunk in stream)
@@ -116,7 +118,7 @@ async def test_tokens_join_to_the_text_and_counts_to_those_of_the_response(handl
 
 
 async def test_accepted_rejected_and_own_tokens_can_be_told_apart(handlers, wrong_at, truth):
-    *stream, _ = await chunks(handlers, speculation=EXPLAIN)
+    *stream, _, _ = await chunks(handlers, speculation=EXPLAIN)
     first, *steps = [chunk["choices"][0]["specdec"] for chunk in stream]
     assert (first["draft_token_ids"], first["draft_tokens"], first["drafter"]) == ([], [], None)
     position = 1
@@ -138,7 +140,7 @@ async def test_accepted_rejected_and_own_tokens_can_be_told_apart(handlers, wron
 async def test_a_draft_token_reads_as_the_same_token_in_the_output_does(
     handlers, tiny_tokenizer, letters
 ):
-    *stream, _ = await chunks(handlers, speculation=EXPLAIN, **letters)
+    *stream, _, _ = await chunks(handlers, speculation=EXPLAIN, **letters)
     for step in (chunk["choices"][0]["specdec"] for chunk in stream):
         for token_id, text in zip(step["draft_token_ids"], step["draft_tokens"], strict=True):
             assert text == tiny_tokenizer.decode([token_id])
@@ -168,7 +170,7 @@ async def test_chat_carries_it_too(handlers):
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 0}
     asked = {**body, "stream": True, "speculation": {"mode": "off", "explain": True}}
     response = await handlers.chat(Post(asked))
-    events = [event async for event in response.body_iterator][:-1]
+    events = [event async for event in response.body_iterator][:-2]
     stream = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
     for choice in stream:
         assert "".join(choice["specdec"]["tokens"]) == choice["delta"]["content"]
@@ -182,19 +184,17 @@ async def test_without_explain_nothing_changes(handlers):
         assert all(set(chunk["choices"][0]) == keys for chunk in stream)
 
 
-class SpaceDropping(Prompter):
-    """A decoder that drops a text's first space, as SentencePiece does."""
-
-    WORDS = (" a", " b", "c", " d")
-
-    def __init__(self) -> None:
-        pass
-
-    def decode(self, token_ids, skip_special_tokens=False):
-        return "".join(self.WORDS[i] for i in token_ids).removeprefix(" ")
-
-
 def test_a_draft_token_keeps_the_space_that_its_decoder_drops_at_a_texts_start():
-    output = SequenceOutput(1, "r", [0], draft_token_ids=[1, 2, 3])
-    assert step_tokens(output, [0], SpaceDropping())["draft_tokens"] == [" b", "c", " d"]
-    assert step_tokens(output, [], SpaceDropping())["draft_tokens"] == ["b", "c", " d"]
+    tokenizer = sentencepiece()
+    the, cat = (tokenizer.token_to_id(f"\u2581{word}") for word in ("the", "cat"))
+    output = SequenceOutput(1, "r", [the], draft_token_ids=[cat, the])
+    vocabulary = TokenBytes(tokenizer)
+    assert step_tokens(output, [the], vocabulary)["draft_tokens"] == [" cat", " the"]
+    assert step_tokens(output, [], vocabulary)["draft_tokens"] == ["cat", " the"]
+
+
+def test_parts_of_a_character_are_told_apart():
+    drafted = byte_level().encode("\u20ac").ids[:2]
+    output = SequenceOutput(1, "r", [0], draft_token_ids=drafted)
+    told = step_tokens(output, [0], TokenBytes(byte_level()))["draft_tokens"]
+    assert told == [r"\xe2", r"\x82"]
