@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from deployments.gateway_service import GatewayService
 from deployments.grpc_handlers import GrpcHandlers
+from deployments.http_edge import Cors, HeadAsGet
 from deployments.http_handlers import HttpHandlers
 from deployments.logs import join_serve_log
 from deployments.openai_requests import (
@@ -47,6 +48,16 @@ http_app = FastAPI(title="specdec", openapi_url="/openapi.json", docs_url=None, 
 http_app.include_router(page_router)
 
 
+def _allowed_origins() -> tuple[str, ...]:
+    """Serve builds the application before the gateway, which knows the settings."""
+    origins: tuple[str, ...] = serve.get_replica_context().servable_object.allowed_origins
+    return origins
+
+
+http_app.add_middleware(HeadAsGet)
+http_app.add_middleware(Cors, origins=_allowed_origins)
+
+
 @http_app.exception_handler(SpecdecError)
 async def _on_specdec_error(request: Request, error: SpecdecError) -> Response:
     status, body = error_body(error)
@@ -63,7 +74,7 @@ async def _on_http_exception(request: Request, error: HTTPException) -> Response
     kind = "NotFoundError" if error.status_code == 404 else "BadRequestError"
     message = f"{request.method} {request.url.path}: {error.detail}"
     body = {"message": message, "type": kind, "param": None, "code": error.status_code}
-    return JSONResponse({"error": body}, status_code=error.status_code)
+    return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
 
 
 @http_app.exception_handler(ClientDisconnect)
@@ -91,6 +102,7 @@ class Gateway:
     def __init__(self, settings: AppSettings, target: DeploymentHandle) -> None:
         join_serve_log()
         prompter = Prompter(load_tokenizer(settings.target.target))
+        self.allowed_origins = settings.gateway.cors_allow_origins
         replica_id = serve.get_replica_context().replica_id.unique_id
         self._tracing = start_tracing(settings.tracing, "gateway", replica_id)
         service = GatewayService(
@@ -124,7 +136,8 @@ class Gateway:
     @http_app.get("/v1/models/{name:path}")
     async def http_model(self, request: Request, name: str) -> Response:
         """Describe the served model: context, drafters, limits."""
-        return await self._http.model(request, name)
+        # "/v1/models/" is the list for clients that end each path with a slash.
+        return await (self._http.model(request, name) if name else self._http.models(request))
 
     @http_app.post("/tokenize", openapi_extra=json_body(TokenizeBody))
     async def http_tokenize(self, request: Request) -> Response:

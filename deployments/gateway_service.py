@@ -162,6 +162,7 @@ class GatewayService:
         chat_template: str | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         keep_end: bool = False,
     ) -> list[int]:
         """As `token_ids`, for a conversation. A client's own template must be allowed."""
@@ -175,6 +176,7 @@ class GatewayService:
             chat_template,
             template_arguments,
             add_generation_prompt,
+            continue_final_message,
             max_tokens=(await self.description()).max_model_len,
             keep_end=keep_end,
         )

@@ -19,7 +19,9 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.api_keys import Caller
 from deployments.auth import partition_of
+from deployments.body_encoding import content_encoding, plain_text
 from deployments.body_reader import BodyReader
+from deployments.chat_messages import check_open_turn, template_messages
 from deployments.fleet_reader import FleetReader
 from deployments.gateway_service import GatewayService, new_request_id
 from deployments.live_reading import live_reading
@@ -33,6 +35,7 @@ from deployments.openai_requests import (
     DetokenizeBody,
     StreamOptions,
     TokenizeBody,
+    as_sent,
     parse,
 )
 from deployments.openai_responses import (
@@ -101,13 +104,16 @@ class HttpHandlers:
             )
             for prompt in given
         ]
-        prompt_logprobs = body.prompt_logprobs
-        if body.echo and body.logprobs is not None and prompt_logprobs is None:
-            prompt_logprobs = body.logprobs
-        job = await self._job(
-            admitted, body, ids, body.output_tokens(), body.logprobs, prompt_logprobs
-        )
-        return await (self._stream(job) if body.stream else self._answer(job))
+        with as_sent(body):
+            job = await self._job(
+                admitted,
+                body,
+                ids,
+                body.output_tokens(),
+                body.logprobs,
+                body.num_prompt_logprobs(),
+            )
+            return await (self._stream(job) if body.stream else self._answer(job))
 
     async def chat(self, http: Request) -> Response:
         caller = self._caller(http)
@@ -118,18 +124,20 @@ class HttpHandlers:
             body.chat_template,
             body.template_arguments(),
             body.add_generation_prompt,
+            body.continue_final_message,
             keep_end=body.truncate_prompt_tokens is not None,
         )
         room = (await self._service.description()).max_model_len - len(ids)
-        job = await self._job(
-            admitted,
-            body,
-            [ids],
-            body.output_tokens(room),
-            body.num_top_logprobs(),
-            body.prompt_logprobs,
-        )
-        return await (self._stream(job) if body.stream else self._answer(job))
+        with as_sent(body):
+            job = await self._job(
+                admitted,
+                body,
+                [ids],
+                body.output_tokens(room),
+                body.num_top_logprobs(),
+                body.prompt_logprobs,
+            )
+            return await (self._stream(job) if body.stream else self._answer(job))
 
     def _caller(self, http: Request) -> Caller:
         """Before the body is read: a stranger's would be work for nothing."""
@@ -208,12 +216,13 @@ class HttpHandlers:
         head, choices = self._head(job, job.writer.chunk_object), job.choices()
         options = job.body.stream_options or StreamOptions()
         try:
-            async for index, output in _chain(first, outputs):
-                choice = choices[index]
-                choice.add(output)
-                so_far = {"usage": usage([choice])} if options.continuous_usage_stats else {}
-                for delta in job.writer.deltas(choice, output):
-                    yield event({**head, "choices": [delta], **so_far})
+            with as_sent(job.body):
+                async for index, output in _chain(first, outputs):
+                    choice = choices[index]
+                    choice.add(output)
+                    so_far = {"usage": usage([choice])} if options.continuous_usage_stats else {}
+                    for delta in job.writer.deltas(choice, output):
+                        yield event({**head, "choices": [delta], **so_far})
             if options.include_usage:
                 extras = {"usage": usage(choices), "metrics": request_metrics(choices)}
                 yield event({**head, "choices": [], **extras})
@@ -259,9 +268,11 @@ class HttpHandlers:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequestError("prompt: give either prompt or messages", field="prompt")
         if body.messages is not None:
-            messages = [message.as_template_message() for message in body.messages]
+            check_open_turn(body)
             ids = await self._service.chat_token_ids(
-                messages, add_generation_prompt=body.add_generation_prompt
+                template_messages(body.messages),
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
             )
         else:
             ids = await self._service.token_ids(
@@ -304,8 +315,10 @@ class HttpHandlers:
         return JSONResponse({"version": version("specdec")})
 
     async def _body(self, kind: type[Body], http: Request, caller: Caller) -> Body:
-        body = await self._bodies.read(http, caller.tenant)
-        return parse(kind, body, self._service.settings.max_body_bytes)
+        limit = self._service.settings.max_body_bytes
+        encoding = content_encoding(http.headers)
+        raw = await self._bodies.read(http, caller.tenant)
+        return parse(kind, await plain_text(raw, encoding, limit), limit)
 
 
 def _call(body: CompletionBody | ChatBody, admitted: _Admission) -> Call:

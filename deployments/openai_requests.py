@@ -8,147 +8,74 @@ inside our own `speculation` object they are refused.
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    StrictInt,
-    ValidationError,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from deployments.json_bounds import check_json
-from deployments.prompts import MAX_MESSAGES, Prompt, Prompter
-from specdec.errors import InvalidRequestError
-from specdec.params import (
-    MAX_BAD_WORDS,
-    MAX_SHOWN,
-    MAX_STOP_STRINGS,
-    SamplingParams,
-    SpeculationParams,
-    shown,
+from deployments.body_fields import (
+    FIRST_FAULT,
+    Fields,
+    Int,
+    LogitBias,
+    PromptBody,
+    Stop,
+    Texts,
+    TokenIds,
+    at_most,
 )
+from deployments.chat_messages import Messages, check_open_turn, template_messages, template_tools
+from deployments.json_bounds import check_json
+from deployments.prompts import Prompt, Prompter
+from specdec.errors import InvalidRequestError
+from specdec.params import MAX_BAD_WORDS, MAX_SHOWN, SamplingParams, SpeculationParams, shown
 
 DEFAULT_COMPLETION_TOKENS = 16
 # What a caller would not notice to be missing until too late is refused, not ignored.
 UNSUPPORTED = ("suffix", "structured_outputs", "guided_json", "guided_regex", "guided_choice")
+# What clients of other servers send to ask for none.
+RANDOM_SEED = -1
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
-# What no vocabulary exceeds.
-MAX_TOKEN_IDS = 2**19
-MAX_CONTENT_PARTS = 1024
-MAX_FLOAT = sys.float_info.max
 MAX_TOOLS = 128
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def _at_most(limit: int) -> BeforeValidator:
-    """For lists and objects: their length is checked before any of their entries."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, (list, dict)) and len(value) > limit:
-            raise PydanticCustomError(
-                "too_many",
-                "must have at most {limit} entries, got {length}",
-                {"limit": limit, "length": len(value)},
-            )
-        return value
-
-    return BeforeValidator(check)
-
-
-# The first entry of a wrong type ends the check: an error for each would cost more than the body.
-FIRST_FAULT = Field(fail_fast=True)
-Texts = Annotated[list[str], FIRST_FAULT]
-TokenIds = Annotated[list[int], FIRST_FAULT, _at_most(MAX_TOKEN_IDS)]
-Stop = str | Annotated[Texts, _at_most(MAX_STOP_STRINGS)] | None
-PromptBody = str | list[str] | list[StrictInt] | list[list[StrictInt]]
-
-
-def _prompt(value: Any) -> Any:
-    """Kinds told apart by the first entry, so that each entry is looked at once."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise _no_prompt()
-    first = type(value[0]) if value else str
-    if first not in (str, int, list) or not _all_are(first, value):
-        raise _no_prompt()
-    if first is list and not all(_all_are(int, ids) for ids in value):
-        raise _no_prompt()
-    return value
-
-
-def _all_are(kind: type, values: list[Any]) -> bool:
-    return set(map(type, values)) <= {kind}
-
-
-def _no_prompt() -> PydanticCustomError:
-    return PydanticCustomError(
-        "prompt", "must be text, a list of texts, of token ids, or of lists of token ids"
-    )
-
-
-def _bias(value: Any) -> dict[str, float]:
-    """The first wrong entry, not a list of them."""
-    if not isinstance(value, dict):
-        raise PydanticCustomError("bias", "must be an object: token id to number")
-    for key, bias in value.items():
-        if type(bias) not in (int, float) or abs(bias) > MAX_FLOAT:
-            raise PydanticCustomError(
-                "bias",
-                "of {key} must be a finite number, not {given}",
-                {"key": shown(key), "given": shown(bias)},
-            )
-    return {key: float(bias) for key, bias in value.items()}
-
-
-LogitBias = Annotated[
-    dict[str, float], PlainValidator(_bias, json_schema_input_type=dict[str, float])
-]
-
-
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class StreamOptions(Fields):
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class _Body(BaseModel):
+class _Body(Fields):
     """What completions and chat share."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
-    max_tokens: int | None = None
-    n: Annotated[int, Field(ge=1)] = 1
+    max_tokens: Int | None = None
+    n: Annotated[Int, Field(ge=1)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int | None = None
     min_p: float | None = None
-    seed: int | None = None
+    seed: Int | None = None
     stop: Stop = None
     stop_token_ids: TokenIds | None = None
     logit_bias: LogitBias | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    min_tokens: Int | None = None
     ignore_eos: bool = False
-    bad_words: Annotated[Texts, _at_most(MAX_BAD_WORDS)] | None = None
+    bad_words: Annotated[Texts, at_most(MAX_BAD_WORDS)] | None = None
     allowed_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    prompt_logprobs: Int | None = None
+    truncate_prompt_tokens: Annotated[Int, Field(ge=1)] | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     request_id: str | None = None
@@ -157,7 +84,7 @@ class _Body(BaseModel):
     response_format: dict[str, Any] | None = None
     speculation: Any = None
     speculation_mode: str | None = None
-    speculation_k: int | None = None
+    speculation_k: Int | None = None
 
     def check_supported(self) -> None:
         """Refuse what would change the output and is not built."""
@@ -173,6 +100,12 @@ class _Body(BaseModel):
         best_of = (self.model_extra or {}).get("best_of")
         if best_of is not None and best_of != self.n:
             raise InvalidRequestError("best_of: must equal n", field="best_of")
+
+    def sent_names(self) -> dict[str, str]:
+        """The engine's name of a field -> what this client called it, where that differs."""
+        if self.speculation is not None:
+            return {}
+        return {"speculation.mode": "speculation_mode", "speculation.k": "speculation_k"}
 
     def speculation_params(self) -> SpeculationParams:
         """The `speculation` object, or its flat aliases for benchmark clients."""
@@ -204,6 +137,8 @@ class _Body(BaseModel):
             )
             if (value := getattr(self, name)) is not None
         }
+        if given.get("seed") == RANDOM_SEED:
+            del given["seed"]
         return SamplingParams(
             max_tokens=max_tokens,
             logit_bias=_logit_bias(self.logit_bias),
@@ -226,9 +161,9 @@ class _Body(BaseModel):
 class CompletionBody(_Body):
     """POST /v1/completions."""
 
-    prompt: Annotated[PromptBody, PlainValidator(_prompt, json_schema_input_type=PromptBody)]
+    prompt: PromptBody
     echo: bool = False
-    logprobs: int | None = None
+    logprobs: Int | None = None
     add_special_tokens: bool = True
 
     def prompts(self) -> list[Prompt]:
@@ -243,43 +178,40 @@ class CompletionBody(_Body):
         return list(prompt)
 
     def output_tokens(self) -> int:
+        """None but the prompt is scored where the client says so."""
+        if self.max_tokens == 0 and not (self.echo or self.prompt_logprobs is not None):
+            raise InvalidRequestError(
+                "max_tokens: must be an integer >= 1, or 0 with echo or prompt_logprobs; got 0",
+                field="max_tokens",
+            )
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
+    def num_prompt_logprobs(self) -> int | None:
+        """An echo with `logprobs` needs those of the prompt, and so does a prompt without more."""
+        if self.prompt_logprobs is None and self.echo and self.max_tokens == 0:
+            return self.logprobs or 0
+        if self.prompt_logprobs is None and self.echo:
+            return self.logprobs
+        return self.prompt_logprobs
 
-ContentParts = Annotated[list[dict[str, Any]], FIRST_FAULT, _at_most(MAX_CONTENT_PARTS)]
-
-
-class ChatMessageBody(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    role: str
-    content: str | ContentParts | None = None
-
-    def as_template_message(self) -> dict[str, Any]:
-        """The message as templates expect it: text parts joined, other kinds refused."""
-        message = {"role": self.role, **(self.model_extra or {})}
-        if isinstance(self.content, list):
-            message["content"] = "".join(_text_part(part) for part in self.content)
-        else:
-            message["content"] = self.content or ""
-        return message
-
-
-Messages = Annotated[list[ChatMessageBody], FIRST_FAULT, _at_most(MAX_MESSAGES)]
+    def sent_names(self) -> dict[str, str]:
+        derived = {"prompt_logprobs": "logprobs"} if self.prompt_logprobs is None else {}
+        return super().sent_names() | derived
 
 
 class ChatBody(_Body):
     """POST /v1/chat/completions."""
 
     messages: Messages
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Int | None = None
     logprobs: bool = False
-    top_logprobs: int | None = None
-    tools: Annotated[list[dict[str, Any]], FIRST_FAULT, _at_most(MAX_TOOLS)] | None = None
+    top_logprobs: Int | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST_FAULT, at_most(MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     def check_supported(self) -> None:
         super().check_supported()
@@ -288,19 +220,26 @@ class ChatBody(_Body):
                 "tool_choice: a required or named tool is not supported; allowed: 'none', 'auto'",
                 field="tool_choice",
             )
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError(
                 "top_logprobs: is only allowed with logprobs true", field="top_logprobs"
             )
+        check_open_turn(self)
 
     def template_messages(self) -> list[dict[str, Any]]:
-        return [message.as_template_message() for message in self.messages]
+        return template_messages(self.messages)
 
     def template_arguments(self) -> dict[str, Any]:
         arguments = dict(self.chat_template_kwargs or {})
         if self.tools and self.tool_choice != "none":
-            arguments["tools"] = self.tools
+            arguments["tools"] = template_tools(self.tools)
         return arguments
+
+    def sent_names(self) -> dict[str, str]:
+        names = super().sent_names() | {"prompt": "messages", "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
 
     def output_tokens(self, room: int) -> int:
         """`max_completion_tokens` wins over the older `max_tokens`; default: all that fits."""
@@ -313,23 +252,24 @@ class ChatBody(_Body):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(Fields):
     """POST /tokenize, as vLLM's: a prompt or messages."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     return_token_strs: bool = False
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(Fields):
     """POST /detokenize, as vLLM's."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config = ConfigDict(extra="allow")
 
     model: str | None = None
     tokens: TokenIds
@@ -343,6 +283,19 @@ def parse(kind: type[Body], raw: bytes, max_bytes: int) -> Body:
         return kind.model_validate_json(raw)
     except ValidationError as error:
         raise _invalid(error) from None
+
+
+@contextmanager
+def as_sent(body: _Body) -> Iterator[None]:
+    """Errors within name the field that the client sent, where the engine calls it otherwise."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        name = body.sent_names().get(error.field or "")
+        if name is None:
+            raise
+        told = error.message.removeprefix(f"{error.field}: ")
+        raise InvalidRequestError(f"{name}: {told}", field=name) from None
 
 
 def _invalid(error: ValidationError) -> InvalidRequestError:
@@ -382,14 +335,3 @@ def _logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
                 f"logit_bias: {shown(key)} is not a token id", field="logit_bias"
             )
     return {int(key): value for key, value in (bias or {}).items()}
-
-
-def _text_part(part: dict[str, Any]) -> str:
-    if part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise InvalidRequestError(
-            f"messages: content parts of type {shown(part.get('type'))} are not supported; "
-            "allowed: 'text'",
-            field="messages",
-        )
-    text: str = part["text"]
-    return text

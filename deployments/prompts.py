@@ -95,12 +95,14 @@ class Prompter:
         chat_template: str | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         *,
         max_tokens: int | None = None,
         keep_end: bool = False,
     ) -> list[int]:
         """Token ids of a conversation, formatted by the model's chat template.
 
+        `continue_final_message` leaves the last turn open, so that the output continues it.
         `max_tokens` and `keep_end` are those of `encode`, for the formatted text. Raises
         InvalidRequestError where the model has none or the template refuses the messages.
         """
@@ -112,11 +114,13 @@ class Prompter:
             )
         arguments = dict(template_arguments or {})
         try:
+            template = self.tokenizer.get_chat_template(chat_template, arguments.get("tools"))
             text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                [_known_role(message, template) for message in messages],
                 chat_template=chat_template,
                 tokenize=False,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                continue_final_message=continue_final_message,
                 **arguments,
             )
         except Exception as error:  # templates raise whatever they like
@@ -151,3 +155,9 @@ class Prompter:
         return self.encode(
             text, "bad_words", add_special_tokens=False, max_tokens=MAX_BAD_WORD_TOKENS
         )
+
+
+def _known_role(message: Mapping[str, Any], template: str) -> dict[str, Any]:
+    """OpenAI's newer models call `developer` what templates know as `system`."""
+    is_unknown = message["role"] == "developer" and "developer" not in template
+    return {**message, "role": "system"} if is_unknown else dict(message)

@@ -23,6 +23,10 @@ class _Settings(BaseModel):
     )
 
 
+# As a browser writes it: no path, no slash at the end.
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s,*]+)$")]
+
+
 class GatewaySettings(_Settings):
     """The front door.
 
@@ -33,7 +37,8 @@ class GatewaySettings(_Settings):
     a program that the gateway then runs (in Jinja's sandbox, without a limit of time).
     `log_requests`: one line in the log for each request that ends. `body_timeout_s`: a body ends
     within it; `max_bodies_per_tenant` may be half-sent at a time. `reader_timeout_s`: a stream ends
-    whose reader takes nothing for so long.
+    whose reader takes nothing for so long. `cors_allow_origins`: whose pages may ask from a
+    browser, such as `https://chat.example.org`, or `*` for any; empty: none.
     """
 
     model_name: str | None = None
@@ -46,6 +51,7 @@ class GatewaySettings(_Settings):
     max_prompts: Annotated[int, Field(gt=0)] = 128
     allow_client_chat_template: bool = False
     log_requests: bool = False
+    cors_allow_origins: tuple[Origin, ...] = ()
     request_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     health_timeout_s: Annotated[float, Field(gt=0)] = 10.0
 

@@ -95,7 +95,8 @@ class SpeculationParams:
 
     @classmethod
     def from_mapping(cls, value: object) -> SpeculationParams:
-        """Parse the `speculation` object of a request; an unknown key is an error."""
+        """Parse the `speculation` object of a request; an unknown key is an error, None is as if
+        absent, and a whole number may be a float."""
         if not isinstance(value, Mapping):
             raise _fail("speculation", f"must be an object, got {type(value).__name__}")
         known = cls.__slots__
@@ -103,7 +104,11 @@ class SpeculationParams:
             if key not in known:
                 name = str(key)[:MAX_SHOWN]
                 raise _fail(f"speculation.{name}", f"unknown key; known keys: {', '.join(known)}")
-        params = cls(**value)
+        given = {key: item for key, item in value.items() if item is not None}
+        for key in ("k", "max_k"):
+            if isinstance(item := given.get(key), float) and item.is_integer():
+                given[key] = int(item)
+        params = cls(**given)
         params.validate()
         return params
 
@@ -145,9 +150,10 @@ class SpeculationParams:
 class SamplingParams:
     """How to continue one prompt. Defaults are OpenAI's where they exist, else vLLM's.
 
-    `top_k=0` means no limit. `logprobs=n` returns the sampled token's log-probability and the n
-    likeliest; `logprobs=0` only the sampled one's; None nothing. Log-probabilities are those of
-    the target model before bias, penalties, temperature and filters (vLLM's `raw_logprobs`).
+    `max_tokens=0` computes the prompt alone, for its log-probabilities. `top_k=0` means no limit.
+    `logprobs=n` returns the sampled token's log-probability and the n likeliest; `logprobs=0` only
+    the sampled one's; None nothing. Log-probabilities are those of the target model before bias,
+    penalties, temperature and filters (vLLM's `raw_logprobs`).
     """
 
     max_tokens: int = 16
@@ -174,16 +180,16 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0
+        """An empty nucleus is the likeliest token, as a temperature of 0 is."""
+        return self.temperature == 0 or self.top_p == 0
 
     def validate(self, vocab_size: int) -> None:
         """Raise InvalidRequestError, naming the field, unless every value is allowed."""
-        _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1, ">= 1")
+        fewest = 1 if self.prompt_logprobs is None else 0
+        _check_int("max_tokens", self.max_tokens, fewest, 2**31 - 1, f">= {fewest}")
         _check_number("temperature", self.temperature, 0, 2, "between 0 and 2")
         _check_int("top_k", self.top_k, -1, 2**31 - 1, ">= 0 (0 or -1: no limit)")
-        _check_number("top_p", self.top_p, 0, 1, "above 0 and at most 1")
-        if self.top_p == 0:
-            raise _fail("top_p", "must be above 0 and at most 1, got 0")
+        _check_number("top_p", self.top_p, 0, 1, "between 0 and 1")
         _check_number("min_p", self.min_p, 0, 1, "between 0 and 1")
         if self.seed is not None:
             _check_int("seed", self.seed, MIN_SEED, MAX_SEED, "of 64 bits (signed)")
@@ -268,13 +274,15 @@ def _check_token_id(name: str, token_id: object, vocab_size: int) -> None:
 def validate_prompt(
     prompt_token_ids: Sequence[Any], params: SamplingParams, vocab_size: int, max_model_len: int
 ) -> None:
-    """Check a prompt: not empty, ids in the vocabulary, room for at least one new token."""
+    """Check a prompt: not empty, ids in the vocabulary, room for a new token where one may come."""
     if not prompt_token_ids:
         raise _fail("prompt", "must hold at least one token")
-    if len(prompt_token_ids) >= max_model_len:
+    num_needed = len(prompt_token_ids) + min(1, params.max_tokens)
+    if num_needed > max_model_len:
+        new = "with one new token it" if params.max_tokens else "it"
         raise _fail(
             "prompt",
-            f"has {len(prompt_token_ids)} tokens; with one new token it must fit the context of "
+            f"has {len(prompt_token_ids)} tokens; {new} must fit the context of "
             f"{max_model_len} tokens",
         )
     if len(prompt_token_ids) + params.min_tokens > max_model_len:

@@ -37,7 +37,8 @@ class ScriptedTarget:
         self._vocab_size = len(tokenizer)
 
     async def describe_all(self):
-        return [SimpleNamespace(vocab_size=self._vocab_size, max_model_len=MAX_MODEL_LEN)]
+        limits = {"vocab_size": self._vocab_size, "max_model_len": MAX_MODEL_LEN}
+        return [SimpleNamespace(**limits, drafters=(), max_num_speculative_tokens=0)]
 
     async def merged(self, requests):
         self.requests.extend(requests)

@@ -490,5 +490,9 @@ class Engine:
         self.counters.record_step(result)
         self.controller.observe(result)
         if self.acceptance is not None:
-            temperatures = {row.sequence.seq_id: row.sequence.params.temperature for row in rows}
+            temperatures = {
+                row.sequence.seq_id: 0.0 if p.is_greedy else p.temperature
+                for row in rows
+                for p in (row.sequence.params,)
+            }
             self.acceptance.observe(result, temperatures)

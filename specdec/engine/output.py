@@ -152,9 +152,13 @@ class OutputState:
         """Take the tokens of one step, in order, up to the first stop or the budget's end.
 
         A stop at the last token that the budget allows is a "stop"; one beyond it is never seen.
+        Without a budget nothing is taken: the prompt was computed, and that was all.
         """
         assert not self.finished, "the output has already ended"
         emitted = Emitted()
+        if self._budget == 0:
+            self._finish(emitted, "length", None)
+            return emitted
         for token_id in token_ids:
             emitted.token_ids.append(token_id)
             self.num_tokens += 1

@@ -259,7 +259,7 @@ class Scheduler:
             self._turns.charge(seq.tenant, num_new_computed_tokens)
 
     def _check_fits(self, seq: Sequence) -> None:
-        num_needed = seq.num_tokens + 1
+        num_needed = seq.num_tokens + min(1, seq.params.max_tokens)
         num_slots = self._blocks.num_blocks * self._blocks.block_size
         limit = min(self._max_model_len, num_slots)
         if num_needed > limit:

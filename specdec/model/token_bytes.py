@@ -206,7 +206,7 @@ def _suffixed(suffix: str) -> Rules:
 
 def _chain(decoders: Sequence[Mapping[str, Any]]) -> Rules | None:
     """A chain that works on each piece alone, but for the space that it strips from the text."""
-    steps: list[Write | Callable[[str], str]] = []
+    steps: list[Callable[[str], str | bytes]] = []
     stripped = b""
     is_fused = False
     for decoder in decoders:

@@ -79,6 +79,7 @@ class TestCompletions:
         assert "".join(chunk.choices[0].text for chunk in content) == whole.choices[0].text
         assert [c.choices[0].finish_reason for c in content[:-1]] == [None] * (len(content) - 1)
         assert content[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+        assert content[-1].choices[0].text == "", "the reason to end comes alone"
         assert last.choices == []
         assert last.usage.completion_tokens == whole.usage.completion_tokens
         assert last.usage.prompt_tokens == whole.usage.prompt_tokens
@@ -200,7 +201,8 @@ class TestCompletions:
         chunks = [c.choices[0] for c in openai.completions.create(**asked, stream=True)]
         assert "".join(chunk.text for chunk in chunks) == whole.text
         for name in ("tokens", "token_logprobs", "text_offset"):
-            joined = [value for chunk in chunks for value in getattr(chunk.logprobs, name)]
+            told = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
+            joined = [value for part in told for value in getattr(part, name)]
             assert joined == getattr(whole.logprobs, name)
 
 
@@ -245,6 +247,7 @@ class TestChat:
         text = "".join(chunk.choices[0].delta.content or "" for chunk in content)
         assert text == whole.choices[0].message.content
         assert content[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+        assert content[-1].choices[0].delta.content is None, "the reason to end comes alone"
         assert last.choices == []
         assert last.usage.total_tokens == whole.usage.total_tokens
         assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
@@ -266,7 +269,10 @@ class TestChat:
             logprobs=2,
         )
         got = answer.choices[0].logprobs.content
-        assert [entry.token for entry in got] == [tiny_tokenizer.decode([i]) for i in ids]
+        assert b"".join(bytes(entry.bytes) for entry in got).decode(errors="replace") == (
+            answer.choices[0].message.content
+        )
+        assert len(got) == len(ids)
         assert [e.logprob for e in got] == pytest.approx([e.logprob for e in expected], abs=1e-9)
         for entry, wanted in zip(got, expected, strict=True):
             assert [t.logprob for t in entry.top_logprobs] == pytest.approx(
