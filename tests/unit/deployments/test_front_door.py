@@ -372,7 +372,7 @@ def test_a_logit_bias_key_is_written_one_way_only(service, key):
 
 
 @pytest.mark.parametrize(
-    "raw", ["null", "true", '"1"', "[1]", "1e999", "-1e999", "1" + "0" * 400, "9" * 4000], ids=len
+    "raw", ["true", '"1"', "[1]", "1e999", "-1e999", "1" + "0" * 400, "9" * 4000], ids=len
 )
 def test_a_bias_is_a_finite_number(raw):
     with pytest.raises(InvalidRequestError) as error:
