@@ -69,6 +69,7 @@ def http_client(service: GatewayService, monkeypatch) -> httpx.AsyncClient:
     """A client of the gateway's own routes; what it raises would be a 500 of Serve's."""
     gateway = object.__new__(Gateway)
     gateway._http = HttpHandlers(service)
+    gateway.allowed_origins = service.settings.cors_allow_origins
     context = SimpleNamespace(servable_object=gateway)
     monkeypatch.setattr(serve, "get_replica_context", lambda: context)
     transport = httpx.ASGITransport(app=http_app, raise_app_exceptions=False)
