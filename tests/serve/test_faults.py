@@ -10,7 +10,7 @@ import httpx
 import pytest
 from ray import serve
 
-from deployments.app import bind_draft, bind_target, build
+from deployments.app import build
 from specdec.engine.request import GenerateRequest
 from specdec.params import SamplingParams, SpeculationParams
 from tests.serve.harness import (
@@ -99,12 +99,9 @@ class TestDraftProcess:
 
 
 def run_pair(name, app_settings):
-    """Target and draft without a gateway; returns the target's handle."""
-    target = bind_target(app_settings, bind_draft(app_settings))
-    serve.run_many(
-        [serve.RunTarget(target, name=name, route_prefix=None)],
-        wait_for_applications_running=False,
-    )
+    """An application of its own; returns its target's handle. The gateway belongs to it, since
+    Serve allows a router of our own on no deployment that clients reach."""
+    serve.run(build(app_settings), name=name, route_prefix=f"/{name}", blocking=False)
     wait_until(lambda: describe_target(name), READY_TIMEOUT_S, f"{name}'s target")
     return serve.get_deployment_handle("Target", name).options(method_name="generate", stream=True)
 
