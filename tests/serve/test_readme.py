@@ -40,7 +40,7 @@ def test_curl(adapt, line):
     line = adapt(line)
     assert "localhost" not in line
     if "uthorization" not in line:
-        line = line.replace("curl ", "curl -H 'Authorization: Bearer key-a' ", 1)
+        line = line.replace("curl ", "curl -H 'Authorization: Bearer key-operator' ", 1)
     line = line.replace("curl ", f"curl --fail-with-body --show-error -m {TIMEOUT_S} ", 1)
     result = subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, timeout=TIMEOUT_S + 10, check=False
