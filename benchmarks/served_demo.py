@@ -49,7 +49,7 @@ class Demo:
 
     def replicas(self, deployment: str) -> list[psutil.Process]:
         """Processes of one deployment, by Ray's process title."""
-        return [p for p in self.processes() if _title(p) == f"replica {deployment}"]
+        return [p for p in self.processes() if title(p) == f"replica {deployment}"]
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time so far by process title."""
@@ -57,7 +57,7 @@ class Demo:
         for process in self.processes():
             with suppress(psutil.Error):
                 times = process.cpu_times()
-                name = _title(process)
+                name = title(process)
                 found[name] = found.get(name, 0.0) + times.user + times.system
         return found
 
@@ -65,12 +65,12 @@ class Demo:
         """Memory by process title, pages that several share counted once."""
         found: dict[str, int] = {}
         for process in self.processes():
-            name = _title(process)
+            name = title(process)
             found[name] = found.get(name, 0) + resident_bytes(process.pid)
         return found
 
 
-def _title(process: psutil.Process) -> str:
+def title(process: psutil.Process) -> str:
     try:
         words = process.cmdline()
     except psutil.Error:
@@ -107,8 +107,11 @@ def _free_port() -> int:
 
 
 @contextmanager
-def serving(config: dict[str, Any], log: Path | None = None) -> Iterator[Demo]:
-    """Run the config until the block ends. Raises RuntimeError where it does not come up."""
+def serving(
+    config: dict[str, Any], log: Path | None = None, key: str | None = None
+) -> Iterator[Demo]:
+    """Run the config until the block ends; `key`: of a caller, where it asks for one. Raises
+    RuntimeError where it does not come up."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(yaml.safe_dump(config))
@@ -119,13 +122,15 @@ def serving(config: dict[str, Any], log: Path | None = None) -> Iterator[Demo]:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
             try:
                 port = config["http_options"]["port"]
-                _wait_for_answer(process, port, log)
+                _wait_for_answer(process, port, log, key)
                 yield Demo(port, psutil.Process(process.pid), time.monotonic() - started_s)
             finally:
                 _stop(process)
 
 
-def _wait_for_answer(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_for_answer(
+    process: subprocess.Popen[bytes], port: int, log: Path, key: str | None
+) -> None:
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
@@ -133,7 +138,7 @@ def _wait_for_answer(process: subprocess.Popen[bytes], port: int, log: Path) -> 
                 f"specdec serve ended with status {process.returncode}: {log.read_text()[-2000:]}"
             )
         try:
-            if asyncio.run(stream(port, body([1, 2, 3], 1))).num_tokens:
+            if asyncio.run(stream(port, body([1, 2, 3], 1), key)).num_tokens:
                 return
         except (OSError, ValueError, asyncio.IncompleteReadError):
             time.sleep(0.25)
@@ -163,14 +168,15 @@ def body(prompt: list[int], max_tokens: int, **fields: Any) -> dict[str, Any]:
     }
 
 
-async def stream(port: int, request: dict[str, Any]) -> Run:
+async def stream(port: int, request: dict[str, Any], key: str | None = None) -> Run:
     """One streamed completion. Raises ValueError where the answer is no stream."""
     payload = json.dumps(request).encode()
     reader, writer = await asyncio.open_connection(HOST, port)
     started_s = time.perf_counter()
     writer.write(
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(payload) + payload
+        b"Content-Type: application/json\r\nAuthorization: Bearer %s\r\n"
+        b"Content-Length: %d\r\n\r\n" % ((key or "none").encode(), len(payload)) + payload
     )
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
