@@ -16,6 +16,7 @@ from deployments.gateway import Gateway, http_app
 from deployments.gateway_service import GatewayService
 from deployments.http_handlers import HttpHandlers
 from deployments.prompts import Prompter
+from deployments.reader_watch import ReaderWatch, Reading
 from deployments.settings import AppSettings
 from deployments.target_client import TargetClient
 from specdec.engine.async_engine import AsyncEngine
@@ -24,6 +25,7 @@ from specdec.sequence import SequenceOutput
 
 KEY, KEYS_VARIABLE = "key-a", "SPECDEC_FUZZ_KEYS"
 MODEL = "tiny"
+READER_TIMEOUT_S = 60.0
 
 
 class LocalTarget(TargetClient):
@@ -31,8 +33,11 @@ class LocalTarget(TargetClient):
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self._readers = ReaderWatch(self, READER_TIMEOUT_S)
 
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[SequenceOutput, None]:
+    async def stream(
+        self, request: GenerateRequest, stream_id: str = "", reading: Reading | None = None
+    ) -> AsyncGenerator[SequenceOutput, None]:
         async with aclosing(self._engine.generate(request)) as outputs:
             async for output in outputs:
                 if output.error is not None:

@@ -17,6 +17,7 @@ from tests.unit.engine.draft_harness import COUPLED, MODES, VOCAB_SIZE, Peer, ch
 
 HONEST, HOSTILE = "a", "b"
 SESSIONS = (1, 2, 3)
+MAX_MODEL_LEN = 256
 
 
 class Hostile:
@@ -24,7 +25,9 @@ class Hostile:
 
     def __init__(self, engine, rng: random.Random) -> None:
         self._engine, self._rng = engine, rng
-        self._assembly = OpenAssembly(lambda opened: engine.submit(HOSTILE, [opened]))
+        self._assembly = OpenAssembly(
+            lambda opened: engine.submit(HOSTILE, [opened]), MAX_MODEL_LEN, lambda declined: None
+        )
         self._open = {session_id: Peer(engine, [5, 6, 7], COUPLED, HOSTILE, session_id)
                       for session_id in SESSIONS}  # fmt: skip
 
