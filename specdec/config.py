@@ -40,6 +40,9 @@ class ModelConfig(_Config):
         None, description="CPU threads of each rank; default: torch's own choice"
     )
     trust_remote_code: bool = False
+    self_check: bool = Field(
+        True, description="compare the engine's path with the model's own forward at start"
+    )
 
 
 class CacheConfig(_Config):

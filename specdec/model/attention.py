@@ -13,10 +13,28 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from specdec.model.attention_probe import GeometryProbe, LayerAttention, layer_index
+from specdec.errors import ConfigError
+from specdec.model.attention_probe import (
+    PROBE_NAME,
+    GeometryProbe,
+    LayerAttention,
+    layer_index,
+)
+from specdec.model.projections import ProjectionProbe
 from specdec.model.step_context import KeyRange, SequenceGroup, StepContext
 
 ATTENTION_NAME = "specdec_paged"
+
+
+def write_and_attend(
+    step: StepContext | ProjectionProbe, layer: int, query: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """Store this step's keys and values, rows [T, row_size] as the pool keeps them, and attend
+    query [T, heads, key_dim] over all that is stored. Returns [T, heads * value_dim]."""
+    if isinstance(step, ProjectionProbe):
+        return step.record(layer, query, rows)
+    step.pool.write(layer, step.slots, rows)
+    return attend(step, layer, query)
 
 
 def attend(step: StepContext, layer: int, query: torch.Tensor) -> torch.Tensor:
@@ -110,8 +128,12 @@ def paged_attention(
     step = arguments.get("specdec_step")
     if isinstance(step, GeometryProbe):
         return step.record(module, query, key, value, attention_mask, arguments), None
-    assert isinstance(step, StepContext), "paged attention runs only inside ModelRunner"
-    layer = layer_index(module)
+    if not isinstance(step, StepContext | ProjectionProbe):
+        raise ConfigError(
+            f"{type(module).__name__} does not pass keyword arguments on to its attention "
+            "function; it cannot be paged",
+            field="model",
+        )
     num_tokens = query.shape[2]
     rows = torch.cat(
         (
@@ -120,9 +142,10 @@ def paged_attention(
         ),
         dim=1,
     )
-    step.pool.write(layer, step.slots, rows)
-    output = attend(step, layer, query[0].transpose(0, 1).contiguous())
+    queries = query[0].transpose(0, 1).contiguous()
+    output = write_and_attend(step, layer_index(module), queries, rows)
     return output.view(1, num_tokens, query.shape[1], -1), None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
+AttentionInterface.register(PROBE_NAME, paged_attention)

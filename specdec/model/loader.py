@@ -7,6 +7,8 @@ encoder-decoders are refused here, by name, at start.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +30,8 @@ class LoadedModel:
     """A model ready for the runner.
 
     vocab_size: the logits' width. max_len: the context. is_whole: not one rank's share of a
-    tensor-parallel model, whose modules carry hooks and are left as they are.
+    tensor-parallel model, whose modules carry hooks and are left as they are. is_checked: the
+    engine's path is compared with the model's own forward at start.
     """
 
     model: PreTrainedModel
@@ -39,6 +42,7 @@ class LoadedModel:
     device: torch.device
     quantization: str = "none"
     is_whole: bool = True
+    is_checked: bool = True
 
 
 def load_model(config: ModelConfig, *, tp_size: int = 1) -> LoadedModel:
@@ -63,7 +67,14 @@ def load_model(config: ModelConfig, *, tp_size: int = 1) -> LoadedModel:
     )
     if tp_size == 1:
         model.to(device)  # type: ignore[arg-type]
-    return prepare_model(model, dtype, device, config.quantization, is_whole=tp_size == 1)
+    return prepare_model(
+        model,
+        dtype,
+        device,
+        config.quantization,
+        is_whole=tp_size == 1,
+        is_checked=config.self_check,
+    )
 
 
 def _check_int8(dtype: torch.dtype, device: torch.device, tp_size: int) -> None:
@@ -79,6 +90,7 @@ def prepare_model(
     device: torch.device,
     quantization: str = "none",
     is_whole: bool = True,
+    is_checked: bool = True,
 ) -> LoadedModel:
     """Check a model in memory and wrap it for the runner; the model is frozen and switched to
     our attention."""
@@ -99,6 +111,7 @@ def prepare_model(
         device=device,
         quantization=quantization,
         is_whole=is_whole,
+        is_checked=is_checked,
     )
 
 
@@ -135,6 +148,21 @@ def refuse_unsupported(config: PreTrainedConfig) -> None:
 
 def _refusal(name: str, why: str) -> ConfigError:
     return ConfigError(f"model type {name!r} cannot be served: {why}", field="model")
+
+
+@contextmanager
+def failure_as_refusal(loaded: LoadedModel) -> Iterator[None]:
+    """A model that cannot even be run is refused by name. Several ranks report the loss of one as
+    RuntimeError, which is for others to see."""
+    try:
+        yield
+    except (ConfigError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not loaded.is_whole:
+            raise
+        name = loaded.config.model_type
+        raise _refusal(name, f"a forward fails: {type(error).__name__}: {error}") from error
 
 
 def max_context(text: PreTrainedConfig) -> int:

@@ -15,19 +15,26 @@ from specdec.config import CacheConfig, ModelConfig
 from specdec.errors import ConfigError
 from specdec.kvcache.kv_pool import KVPool, bytes_per_block, num_blocks_for
 from specdec.model.attention_backend import choose_attention_backend
-from specdec.model.attention_probe import GeometryProbe, LayerAttention
-from specdec.model.fused import optimize_for_cpu
-from specdec.model.loader import LoadedModel, load_model
+from specdec.model.attention_probe import PROBE_NAME, GeometryProbe, attention_implementation
+from specdec.model.check_texts import random_tokens
+from specdec.model.fused import fuse_modules, pack_linears, replaceable
+from specdec.model.loader import LoadedModel, failure_as_refusal, load_model
 from specdec.model.memory import free_bytes_after, largest_plan
+from specdec.model.module_calls import ModuleCalls
+from specdec.model.named_lengths import named_lengths, positions_around
+from specdec.model.projections import ProjectionProbe
+from specdec.model.self_check import SelfCheck
 from specdec.model.step_context import StepContext
 from specdec.step_plan import StepPlan
+
+_PROBE_TOKENS = 8
 
 
 class ModelRunner:
     """One rank's model, its attention backend and its KV pool.
 
     Attributes: vocab_size, model_max_len, block_size, num_blocks, device, as in Executor;
-    `bytes_per_block` of this rank's pool.
+    `bytes_per_block` of this rank's pool; `layers`, what each attends.
     """
 
     def __init__(
@@ -52,12 +59,12 @@ class ModelRunner:
                 f"{type(loaded.model).__name__} cannot return logits of selected rows",
                 field="model",
             )
-        self._layers = self._probe(int(loaded.config.num_hidden_layers))
-        if self.device.type == "cpu" and loaded.is_whole and loaded.dtype != torch.float64:
-            optimize_for_cpu(loaded.model, self._layers, loaded.quantization)
-        specs = [layer.kv for layer in self._layers]
+        probe = self._probe(loaded)
+        self.layers = [probe.layers[index] for index in range(len(probe.layers))]
+        check = SelfCheck(loaded, probe, cache.block_size) if loaded.is_checked else None
+        specs = [layer.kv for layer in self.layers]
         self.bytes_per_block = bytes_per_block(specs, cache.block_size, loaded.dtype)
-        self.attention = choose_attention_backend(loaded.device, loaded.dtype, self._layers)
+        self.attention = choose_attention_backend(loaded.device, loaded.dtype, self.layers)
         self._new_pool = partial(
             KVPool,
             specs,
@@ -65,12 +72,42 @@ class ModelRunner:
             dtype=loaded.dtype,
             device=loaded.device,
         )
+        self._optimize(loaded, check)
         free_bytes = None
         if self.device.type == "cuda" and cache.num_blocks is None and not cache.kv_cache_bytes:
             plan = largest_plan(max_num_tokens, max_num_logit_rows, cache.block_size)
             free_bytes = self._profile(plan, cache.gpu_memory_utilization)
         self.num_blocks = num_blocks_for(cache, self.bytes_per_block, free_bytes)
         self._pool = self._new_pool(num_blocks=self.num_blocks)
+
+    def _optimize(self, loaded: LoadedModel, check: SelfCheck | None) -> None:
+        """Put faster modules in place where there are any, and check the result. What int8 makes
+        of a model is no longer its own: there the check comes before the weights are packed."""
+        on_cpu = self.device.type == "cpu" and loaded.is_whole and loaded.dtype != torch.float64
+        calls = None
+        if on_cpu:
+            calls = self._record_calls(loaded)
+            fuse_modules(loaded.model, self.layers, calls)
+        if calls is not None and loaded.quantization == "none":
+            pack_linears(loaded.model, loaded.quantization, calls)
+        if check is not None:
+            self._pool = self._new_pool(num_blocks=check.num_blocks)
+            check.compare(self.run)
+            del self._pool
+        if calls is not None and loaded.quantization != "none":
+            pack_linears(loaded.model, loaded.quantization, calls)
+
+    @torch.inference_mode()
+    def _record_calls(self, loaded: LoadedModel) -> ModuleCalls:
+        lengths = named_lengths(loaded.config, self.layers, loaded.max_len)
+        positions = positions_around(lengths, loaded.max_len)
+        tokens = random_tokens(loaded, len(positions))
+        probe = ProjectionProbe(self.layers)
+        return ModuleCalls.record(
+            loaded.model,
+            replaceable(loaded.model),
+            lambda: self._forward(tokens, positions, [0], probe),
+        )
 
     def _profile(self, plan: StepPlan, utilization: float) -> int:
         """Bytes left for the pool after the largest step, run on a pool just big enough for it."""
@@ -109,7 +146,7 @@ class ModelRunner:
         """
         if plan.num_tokens == 0:
             return torch.empty(0, self.vocab_size, device=self.device)
-        step = StepContext(plan, self._pool, self._layers, self.device, self.attention.name)
+        step = StepContext(plan, self._pool, self.layers, self.device, self.attention.name)
         return self._forward(plan.token_ids, plan.positions, plan.logit_rows, step)
 
     def _forward(
@@ -117,7 +154,7 @@ class ModelRunner:
         token_ids: list[int],
         positions: list[int],
         logit_rows: list[int],
-        step: StepContext | GeometryProbe,
+        step: StepContext | GeometryProbe | ProjectionProbe,
     ) -> torch.Tensor:
         output = self.model(
             input_ids=torch.tensor([token_ids], device=self.device),
@@ -130,17 +167,21 @@ class ModelRunner:
         return logits
 
     @torch.inference_mode()
-    def _probe(self, num_hidden_layers: int) -> list[LayerAttention]:
-        """What each layer attends, seen in one forward over a single token.
+    def _probe(self, loaded: LoadedModel) -> GeometryProbe:
+        """What each layer attends, seen in one forward over a few tokens.
 
         A layer that does not attend keeps some other state: refused.
         """
-        probe = GeometryProbe()
-        self._forward([0], [0], [0], probe)
-        if sorted(probe.layers) != list(range(num_hidden_layers)):
+        num_layers = int(loaded.config.num_hidden_layers)
+        probe = GeometryProbe(loaded.max_len)
+        count = min(_PROBE_TOKENS, loaded.max_len)
+        tokens = random_tokens(loaded, count)
+        with attention_implementation(self.model, PROBE_NAME), failure_as_refusal(loaded):
+            self._forward(tokens, list(range(count)), [0], probe)
+        if sorted(probe.layers) != list(range(num_layers)):
             raise ConfigError(
-                f"{type(self.model).__name__}: only {len(probe.layers)} of {num_hidden_layers} "
+                f"{type(self.model).__name__}: only {len(probe.layers)} of {num_layers} "
                 "layers attend through paged attention; the others cannot be rolled back",
                 field="model",
             )
-        return [probe.layers[index] for index in range(num_hidden_layers)]
+        return probe

@@ -53,6 +53,26 @@ class SequenceGroup:
     ranges: dict[int | None, KeyRange] = field(default_factory=dict)
 
 
+class Rotations:
+    """Rotary embeddings as factors, made once for all layers that share them."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[torch.Tensor, torch.Tensor, object]] = {}
+
+    def of(
+        self, embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A model's rotary (cos, sin) [1, T, dim] as factors of x and of x rolled by half its
+        width, [T, 1, dim] each."""
+        found = self._made.get(id(embeddings[0]))
+        if found is None:
+            cosine, sine = embeddings[0][0, :, None], embeddings[1][0, :, None].clone()
+            sine[..., : sine.shape[-1] // 2].neg_()
+            # Keeping `embeddings` alive keeps its id from being taken by another tensor.
+            found = self._made[id(embeddings[0])] = (cosine, sine, embeddings)
+        return found[0], found[1]
+
+
 class StepContext:
     """One step's tensors for the attention layers; passed through the model's keyword arguments."""
 
@@ -72,7 +92,7 @@ class StepContext:
         if unwritten := _unwritten_slots(plan, pool.block_size):
             pool.clear(torch.tensor(unwritten, device=device))
         self._starts = _starts(plan.query_lens)
-        self._rotations: dict[int, tuple[torch.Tensor, torch.Tensor, object]] = {}
+        self.rotation = Rotations().of
         self.restore: torch.Tensor | None = None
         self.groups: list[SequenceGroup] = []
         self.varlen: VarlenKeys | None = None
@@ -110,19 +130,6 @@ class StepContext:
         elif real != list(range(start, end)):
             rows = torch.tensor(real, device=self.device)
         return SequenceGroup(members, width, start, end, rows, kept)
-
-    def rotation(
-        self, embeddings: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A model's rotary (cos, sin) [1, T, dim] as factors of x and of x rolled by half its
-        width, [T, 1, dim] each; made once for all layers that share the embeddings."""
-        found = self._rotations.get(id(embeddings[0]))
-        if found is None:
-            cosine, sine = embeddings[0][0, :, None], embeddings[1][0, :, None].clone()
-            sine[..., : sine.shape[-1] // 2].neg_()
-            # Keeping `embeddings` alive keeps its id from being taken by another tensor.
-            found = self._rotations[id(embeddings[0])] = (cosine, sine, embeddings)
-        return found[0], found[1]
 
     def key_range(self, group: SequenceGroup, window: int | None) -> KeyRange:
         """The group's keys under a sliding window; built at the first layer that asks."""

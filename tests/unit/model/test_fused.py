@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from specdec.config import CacheConfig
+from specdec.errors import ConfigError
 from specdec.model.fused import FusedAttention, FusedMLP, FusedRMSNorm
 from specdec.model.linear import Int8Linear, PackedLinear
 from specdec.model.loader import prepare_model
 from specdec.model.runner import ModelRunner
 from specdec.step_plan import StepPlan
+from tests.every_causal_lm import tiny_config, tiny_model
 from tests.unit.model.tiny import build_tiny
 
 LLAMA_LIKE = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"]
@@ -109,3 +114,42 @@ def test_bfloat16_runs() -> None:
     exact = prefill_and_verify(make_runner("llama", torch.float32))
     agreement = torch.nn.functional.cosine_similarity(exact, logits.float(), dim=1)
     assert float(agreement.min()) > 0.95
+
+
+def fused_runner(name: str, std: float = 0.3, **changes: Any) -> ModelRunner:
+    model = tiny_model(tiny_config(name, **changes), torch.float32)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(std / 0.3)
+    loaded = prepare_model(model, torch.float32, torch.device("cpu"))
+    return ModelRunner(dataclasses.replace(loaded, is_checked=False), CacheConfig(num_blocks=4))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ministral3", {}),  # queries are scaled from position 16 on
+        ("olmo", {"clip_qkv": 8.0}),  # far above what usual inputs reach
+        ("glm4_moe", {}),  # a part of each head is rotated
+    ],
+)
+def test_attention_of_another_kind_keeps_its_own_code(name: str, changes: dict[str, Any]) -> None:
+    assert count(fused_runner(name, **changes).model, FusedAttention) == 0
+
+
+def test_without_a_clip_olmo_is_fused() -> None:
+    assert count(fused_runner("olmo", clip_qkv=None).model, FusedAttention) == 4
+
+
+def test_a_weight_that_others_read_is_not_packed() -> None:
+    """HunYuan's router looks at the type of its gate's weight."""
+    model = fused_runner("hunyuan_v1_moe").model
+    kept = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    assert kept
+    assert all(name.endswith("gate.wg") for name in kept)
+    prefill_and_verify(fused_runner("hunyuan_v1_moe"))
+
+
+def test_attention_without_keyword_arguments_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"NemotronAttention does not pass keyword arguments"):
+        fused_runner("nemotron")
