@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from specdec.errors import ConfigError
 from specdec.model.attention import write_and_attend
 from specdec.model.attention_probe import LayerAttention
 from specdec.model.difference import row_errors
-from specdec.model.linear import is_packable, make_linear
+from specdec.model.linear import excess_error, is_packable, make_linear
 from specdec.model.module_calls import ModuleCall, ModuleCalls
 from specdec.model.projections import ProjectionProbe
 from specdec.model.step_context import StepContext
@@ -131,11 +132,24 @@ def fuse_modules(model: nn.Module, layers: list[LayerAttention], calls: ModuleCa
 
 
 def pack_linears(model: nn.Module, quantization: str, calls: ModuleCalls) -> None:
-    """Lay the weights of linear layers out anew, in place, where nothing else reads them."""
+    """Lay the weights of linear layers out anew, in place, where nothing else reads them.
+
+    Raises ConfigError where int8 is wrong by more than its rounding on this CPU, naming the layer;
+    a packed layer of that kind keeps its original.
+    """
     if quantization != "int8" and not is_packable(next(model.parameters()).dtype):
         return
     own = {id(linear) for linear in _joined(model)}
-    _replace(model, lambda module: _pack(module, quantization, own, calls))
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def pack(module: nn.Module) -> nn.Module | None:
+        if type(module) is not nn.Linear:
+            return None
+        if id(module) not in own and not calls.is_only_called(module):
+            return None
+        return _packed(module, names[id(module)], quantization)
+
+    _replace(model, pack)
     for parameter in model.parameters():
         # What is left (embeddings, norms) may be views into the checkpoint's memory map,
         # which they would keep resident as a whole.
@@ -256,9 +270,16 @@ def _joined(model: nn.Module) -> list[nn.Module]:
     return made + [m.qkv for m in model.modules() if isinstance(m, FusedAttention)]
 
 
-def _pack(module: Any, quantization: str, own: set[int], calls: ModuleCalls) -> nn.Module | None:
-    if type(module) is not nn.Linear:
-        return None
-    if id(module) not in own and not calls.is_only_called(module):
-        return None
-    return make_linear(module.weight, module.bias, quantization)
+def _packed(linear: nn.Linear, name: str, quantization: str) -> nn.Module | None:
+    packed = make_linear(linear.weight, linear.bias, quantization)
+    excess = excess_error(packed, linear.weight, linear.bias)
+    if excess <= 1:
+        return packed
+    if quantization == "int8":
+        raise ConfigError(
+            f"int8 is wrong on this CPU: layer {name} is off by {excess:.2g} times what its "
+            "rounding explains",
+            field="quantization",
+        )
+    logger.warning("%s is not packed: off by %.2g times what is allowed", name, excess)
+    return None

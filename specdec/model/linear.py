@@ -20,6 +20,11 @@ from specdec.errors import ConfigError
 _PACKED_FOR_ROWS = 5
 _FEWEST_ROWS = 4
 _SMALLEST_SCALE = 1e-30
+# Rounding errors of int8 that all have the worst size, not the mean one, are 1.7 times as long;
+# where there are few of them, chance makes them longer.
+_ALLOWED_ROUNDING = 2.0
+_PACKED_TOLERANCES = {torch.float32: 1e-4}
+_HALF_TOLERANCE = 2e-2
 
 
 def is_packable(dtype: torch.dtype) -> bool:
@@ -71,18 +76,30 @@ class Int8Linear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self._packed = _pack_int8(weight.detach().float())
         self._bias = None if bias is None else bias.detach().float()
-        # fbgemm's kernel saturates pairs of products in 16 bits without VNNI: 7-bit activations
-        # keep them in range.
-        self._scale = 1 / 127 if torch.cpu._is_vnni_supported() else 1 / 63
+        # Without VNNI fbgemm's kernel adds pairs of products in 16 bits and saturates. Activations
+        # are unsigned there, so that it is the zero point, too, that must keep within 7 bits:
+        # 2 * 127 * 127 fits.
+        is_wide = torch.cpu._is_vnni_supported()
+        self._scale, self._zero_point = (1 / 127, 128) if is_wide else (1 / 63, 64)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [..., in_features] float32 -> [..., out_features] float32"""
         scale = rows.abs().amax(-1, keepdim=True).clamp_(min=_SMALLEST_SCALE)
         product: torch.Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            rows / scale, self._scale, 128, self._packed
+            rows / scale, self._scale, self._zero_point, self._packed
         )
         product.mul_(scale)
         return product if self._bias is None else product.add_(self._bias)
+
+    def expected_errors(self, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """[rows] the length of the error that rounding leaves in each row's outputs: weights and
+        activations are off by up to half a step each, a twelfth of its square on average."""
+        row_steps = (rows.abs().amax(1) * self._scale).square().double() / 12
+        weight_steps = (weight.abs().amax(1) / 127).square().double().sum() / 12
+        by_weights = rows.square().sum(1).double() * weight_steps
+        by_rows = row_steps * weight.square().double().sum()
+        by_both = rows.shape[-1] * row_steps * weight_steps
+        return (by_weights + by_rows + by_both).sqrt()
 
 
 def _pack_int8(weight: torch.Tensor) -> torch.ScriptObject:
@@ -114,3 +131,37 @@ def make_linear(
     if quantization == "int8":
         return Int8Linear(weight, bias)
     return PackedLinear(weight, bias)
+
+
+def excess_error(
+    packed: PackedLinear | Int8Linear, weight: torch.Tensor, bias: torch.Tensor | None
+) -> float:
+    """How far a packed layer is from the product with its original weight on a few rows, in
+    multiples of what its arithmetic allows: up to 1 is sound.
+
+    Kernels are chosen by the CPU. One that saturates or reads another layout shows here, and
+    nowhere else as soon: its text is still fluent.
+    """
+    # What is not finite is left as it is everywhere, and says nothing about the arithmetic.
+    sound = weight.isfinite().all(1)
+    rows = _tried_rows(packed.in_features).to(weight.dtype)
+    expected = F.linear(rows, weight, bias)[:, sound].double()
+    errors = (packed(rows)[:, sound].double() - expected).norm(dim=1)
+    if isinstance(packed, Int8Linear):
+        chance = 1 + 2 / max(1, packed.out_features) ** 0.5
+        allowed = _ALLOWED_ROUNDING * chance * packed.expected_errors(weight[sound], rows)
+    else:
+        tolerance = _PACKED_TOLERANCES.get(weight.dtype, _HALF_TOLERANCE)
+        allowed = tolerance * expected.norm(dim=1)
+    excess = (errors / allowed.clamp(min=_SMALLEST_SCALE)).nan_to_num(nan=torch.inf)
+    return float(excess.max())
+
+
+def _tried_rows(width: int) -> torch.Tensor:
+    """Ordinary rows, one with outliers as activations have them, and one of a single sign, in
+    which products add up most. [_PACKED_FOR_ROWS, width]"""
+    numbers = torch.Generator().manual_seed(width)
+    rows = torch.randn(_PACKED_FOR_ROWS, width, generator=numbers)
+    rows[1, :: max(1, width // 4)] *= 20
+    rows[2] = rows[2].abs()
+    return rows

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from specdec.model.linear import Int8Linear, PackedLinear
+from specdec.model.linear import Int8Linear, PackedLinear, excess_error, is_packable
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +31,9 @@ def test_packed_float32_is_close_to_linear(bias: bool, count: int) -> None:
     torch.testing.assert_close(packed(rows), linear(rows), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.skipif(
+    not is_packable(torch.bfloat16), reason="oneDNN packs no bfloat16 without AVX-512"
+)
 def test_packed_bfloat16_is_close_to_linear() -> None:
     linear = nn.Linear(48, 70).bfloat16()
     packed = PackedLinear(linear.weight, linear.bias)
@@ -56,7 +59,9 @@ def test_int8_error_is_bounded_by_its_quantisation_steps() -> None:
     output channel and activation scales per row."""
     linear = nn.Linear(64, 40, bias=False)
     rows = spread_rows(8, 64)
-    row_step = rows.abs().amax(1, keepdim=True) / 127
+    # Activations have seven bits where a CPU adds products in 16.
+    steps = 127 if torch.cpu._is_vnni_supported() else 63
+    row_step = rows.abs().amax(1, keepdim=True) / steps
     weight_step = linear.weight.abs().amax(1) / 127
     bound = (
         rows.abs().sum(1, keepdim=True) * weight_step / 2
@@ -84,3 +89,52 @@ def test_int8_zero_output_channel() -> None:
     product = Int8Linear(weight, None)(torch.randn(2, 16))
     assert torch.equal(product[:, 3], torch.zeros(2))
     assert bool(product.isfinite().all())
+
+
+def test_int8_does_not_saturate() -> None:
+    """All products of one sign and the largest size: kernels that add pairs in 16 bits cut them."""
+    product = Int8Linear(torch.ones(40, 64), None)(torch.ones(2, 64))
+    torch.testing.assert_close(product, torch.full((2, 40), 64.0), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [PackedLinear, Int8Linear])
+@pytest.mark.parametrize("width", [16, 576, 3072])
+def test_sound_layers_are_within_what_is_allowed(
+    kind: type[PackedLinear | Int8Linear], width: int
+) -> None:
+    linear = nn.Linear(width, 70).requires_grad_(False)
+    linear.weight.data[:, 3] *= 30
+    assert excess_error(kind(linear.weight, linear.bias), linear.weight, linear.bias) < 1
+
+
+@pytest.mark.parametrize("width", [64, 576, 3072])
+def test_saturated_products_are_found(width: int) -> None:
+    """What a zero point of 128 gave without VNNI: the sum of each pair of products cut at 16 bits,
+    an error of six to nine per cent."""
+    linear = nn.Linear(width, 70, bias=False).requires_grad_(False)
+    sound = Int8Linear(linear.weight, None)
+    steps = linear.weight.abs().amax(1, keepdim=True) / 127
+    integers = (linear.weight / steps).round()
+
+    def saturating(rows: torch.Tensor) -> torch.Tensor:
+        scale = rows.abs().amax(1, keepdim=True) / 63
+        shifted = (rows / scale).round() + 128
+        pairs = (shifted[:, None] * integers).unflatten(2, (-1, 2)).sum(3)
+        total = pairs.clamp(-32768, 32767).sum(2) - 128 * integers.sum(1)
+        return total * scale * steps[:, 0]
+
+    sound.forward = saturating  # type: ignore[method-assign]
+    assert excess_error(sound, linear.weight, None) > 1.2
+
+
+def test_a_transposed_layout_is_found() -> None:
+    linear = nn.Linear(32, 32).requires_grad_(False)
+    packed = PackedLinear(linear.weight.t().contiguous(), linear.bias)
+    assert excess_error(packed, linear.weight, linear.bias) > 100
+
+
+def test_numbers_that_are_not_finite_are_not_compared() -> None:
+    linear = nn.Linear(32, 16).requires_grad_(False)
+    linear.weight.data[3] = torch.nan
+    packed = PackedLinear(linear.weight, linear.bias)
+    assert excess_error(packed, linear.weight, linear.bias) <= 1
