@@ -82,7 +82,8 @@ def tiny_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
             torch.nn.init.normal_(parameter, std=0.3)
         else:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    return model.to(dtype).eval()
+    model.to(dtype)  # type: ignore[arg-type]
+    return model.eval()
 
 
 def _shrunken(default: dict[str, Any]) -> dict[str, Any]:

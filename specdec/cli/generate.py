@@ -40,6 +40,7 @@ from specdec.cli.options import (
     MinP,
     Quantization,
     Seed,
+    SelfCheck,
     Speculation,
     SpeculationMode,
     Stop,
@@ -119,6 +120,7 @@ def generate(
     dtype: DtypeOption = Dtype.AUTO,
     threads: Threads = None,
     max_num_speculative_tokens: MaxK = 8,
+    self_check: SelfCheck = True,
 ) -> None:
     """Continue a prompt, with speculation, and print the text as it comes."""
     text = read_prompt(prompt, file)
@@ -146,6 +148,7 @@ def generate(
             dtype,
             threads,
             max_num_speculative_tokens,
+            self_check,
         )
         outcome = _in_process(config, drafting, text, chat, params, timeout_s, view)
     _finish(outcome, view)

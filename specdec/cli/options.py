@@ -83,6 +83,12 @@ Draft = Annotated[str | None, _option("Draft model; without one, only n-grams dr
 DraftQuantization = Annotated[Quantization, _option("Numbers of the draft's layers.", ENGINE)]
 DtypeOption = Annotated[Dtype, _option("Number format of both models.", ENGINE, "--dtype")]
 Threads = Annotated[int | None, _option("CPU threads per model.", ENGINE, min=1)]
+SelfCheck = Annotated[
+    bool,
+    _option(
+        "Compare with the models' own forward at start.", ENGINE, "--self-check/--skip-self-check"
+    ),
+]
 MaxK = Annotated[
     int,
     _option("The operator's limit on K.", ENGINE, "--max-num-speculative-tokens", min=0, max=128),
@@ -114,13 +120,18 @@ def engine_configs(
     dtype: Dtype,
     threads: int | None,
     max_num_speculative_tokens: int,
+    self_check: bool = True,
 ) -> tuple[EngineConfig, DraftConfig | None]:
     """The configuration of an in-process target engine, and of its draft if there is one."""
     from specdec.config import DraftConfig, EngineConfig, ModelConfig, SpeculationConfig
 
     def model(name: str, quantization: Quantization) -> ModelConfig:
         return ModelConfig(
-            model=name, quantization=quantization.value, dtype=dtype.value, num_threads=threads
+            model=name,
+            quantization=quantization.value,
+            dtype=dtype.value,
+            num_threads=threads,
+            self_check=self_check,
         )
 
     engine = EngineConfig(

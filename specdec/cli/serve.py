@@ -31,6 +31,7 @@ from specdec.cli.options import (
     DtypeOption,
     MaxK,
     Quantization,
+    SelfCheck,
     TargetQuantization,
     Threads,
 )
@@ -138,6 +139,7 @@ MODEL_FLAGS = (
     "dtype",
     "threads",
     "max_num_speculative_tokens",
+    "self_check",
 )
 
 
@@ -156,6 +158,7 @@ def serve(
     dtype: DtypeOption = Dtype.AUTO,
     threads: Threads = None,
     max_num_speculative_tokens: MaxK = 8,
+    self_check: SelfCheck = True,
     host: Host = None,
     http_port: HttpPort = None,
     grpc_port: GrpcPort = None,
@@ -173,6 +176,8 @@ def serve(
         raise typer.BadParameter("--config names the models already: leave --target out")
     else:
         numbers = _numbers(device, dtype, threads)
+        if not self_check:
+            numbers["self_check"] = False
         settings = serve_config(
             _model(target, target_quantization, tensor_parallel_size, numbers),
             draft=None

@@ -61,7 +61,9 @@ class ModelRunner:
             )
         probe = self._probe(loaded)
         self.layers = [probe.layers[index] for index in range(len(probe.layers))]
-        check = SelfCheck(loaded, probe, cache.block_size) if loaded.is_checked else None
+        # Ranks that hold unequal shares would choose texts of unequal length.
+        is_checked = loaded.is_checked and loaded.is_whole
+        check = SelfCheck(loaded, probe, cache.block_size) if is_checked else None
         specs = [layer.kv for layer in self.layers]
         self.bytes_per_block = bytes_per_block(specs, cache.block_size, loaded.dtype)
         self.attention = choose_attention_backend(loaded.device, loaded.dtype, self.layers)

@@ -42,10 +42,13 @@ def test_flags_become_a_config(specdec):
         "--draft", "small", "--draft-quantization", "int8", "--max-num-speculative-tokens", 6,
         "--model-name", "mine", "--max-model-len", 4096, "--http-port", 8080, "--grpc-port", 9090,
         "--device", "cpu", "--threads", 2, "--host", "0.0.0.0",
+        "--skip-self-check",
     )  # fmt: skip
     target, draft = settings.target, settings.draft
     assert (target.target.model, target.target.tensor_parallel_size) == ("big", 4)
     assert (target.target.dtype, target.target.num_threads) == ("bfloat16", 2)
+    assert not target.target.self_check
+    assert not draft.draft.self_check
     assert target.speculation.max_num_speculative_tokens == 6
     assert target.speculation.drafters == ("draft", "ngram")
     assert target.scheduler.max_model_len == draft.scheduler.max_model_len == 4096
@@ -66,6 +69,7 @@ def test_gpu_ranks_ask_for_a_gpu_each(specdec):
 def test_without_a_draft_only_ngrams_propose(specdec):
     _, settings = printed(specdec, "--target", "big")
     assert settings.draft is None
+    assert settings.target.target.self_check
     assert settings.target.speculation.drafters == ("ngram",)
 
 
