@@ -7,10 +7,12 @@ import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
 from posixpath import dirname, join, normpath
+from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
 from hatchling.builders.wheel import WheelBuilder
+from ray import serve
 
 from deployments.gateway import http_app
 from deployments.page_routes import ASSETS, FOLDER, INDEX
@@ -43,8 +45,11 @@ def prefix(request) -> str:
 
 @pytest.fixture(scope="module")
 def http(prefix):
-    """The gateway's routes; no gateway stands behind those of the page."""
-    return TestClient(http_app, root_path=prefix, raise_server_exceptions=False)
+    """The gateway's routes; of the gateway itself the page's need only the settings."""
+    context = SimpleNamespace(servable_object=SimpleNamespace(allowed_origins=()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "get_replica_context", lambda: context)
+        yield TestClient(http_app, root_path=prefix, raise_server_exceptions=False)
 
 
 def tags() -> list[tuple[str, dict[str, str | None]]]:
