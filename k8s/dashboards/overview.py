@@ -74,13 +74,14 @@ OVERVIEW = Board(
                 Panel(
                     "Requests",
                     "Begun, and ended by how: error is a fault or a passed timeout, abort a client "
-                    "that left.",
+                    "that left. Not finite: errors whose cause is the model's own logits.",
                     [
                         Query(rate("specdec_requests_total"), "begun"),
                         Query(
                             rate("specdec_requests_finished_total", "finish_reason"),
                             "{{finish_reason}}",
                         ),
+                        Query(rate("specdec_not_finite_total"), "not finite"),
                     ],
                     PER_SECOND,
                 ),

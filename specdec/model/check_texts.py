@@ -62,14 +62,24 @@ def check_texts(
     return texts
 
 
+def num_blocks(texts: list[CheckText], block_size: int) -> int:
+    """What the pool of `checked_steps` needs."""
+    beside = -(-_num_beside(texts, block_size) // block_size)
+    return sum(text.num_blocks(block_size) for text in texts) + beside
+
+
+def _num_beside(texts: list[CheckText], block_size: int) -> int:
+    """Tokens of the second sequence: they end behind a block's end."""
+    return min(len(texts[0].token_ids), block_size + 3)
+
+
 def checked_steps(
     texts: list[CheckText], block_size: int
 ) -> Iterator[tuple[StepPlan, list[tuple[int, int]]]]:
     """The steps that compute the texts, in order, each with the text and the row of every logit
     row. Beside the long text runs a second sequence with its beginning; the short ones follow."""
-    free = _shuffled_blocks(sum(text.num_blocks(block_size) for text in texts) + 2)
-    size = len(texts[0].token_ids)
-    beside = min(size, block_size + 3)
+    free = _shuffled_blocks(num_blocks(texts, block_size))
+    size, beside = len(texts[0].token_ids), _num_beside(texts, block_size)
     tables = {"long": _deal(free, size, block_size), "beside": _deal(free, beside, block_size)}
     starts = {"long": 0, "beside": 0}
     for step in _cuts(size, beside):

@@ -23,7 +23,7 @@ from torch import nn
 
 from specdec.errors import ConfigError
 from specdec.model.attention_probe import GeometryProbe, attention_implementation
-from specdec.model.check_texts import CheckText, check_texts, checked_steps
+from specdec.model.check_texts import CheckText, check_texts, checked_steps, num_blocks
 from specdec.model.difference import row_errors
 from specdec.model.loader import LoadedModel, failure_as_refusal
 from specdec.model.named_lengths import named_lengths
@@ -67,7 +67,7 @@ class SelfCheck:
         layers = [probe.layers[index] for index in sorted(probe.layers)]
         lengths = named_lengths(loaded.config, layers, loaded.max_len)
         self._texts = check_texts(loaded, lengths, layers[0].num_heads, block_size)
-        self.num_blocks = sum(text.num_blocks(block_size) for text in self._texts) + 2
+        self.num_blocks = num_blocks(self._texts, block_size)
         with failure_as_refusal(loaded):
             self._expected = [self._own_results(text) for text in self._texts]
         self._seconds = time.monotonic() - started

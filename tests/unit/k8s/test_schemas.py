@@ -176,4 +176,5 @@ def test_a_component_can_be_put_on_the_smallest_overlay(component, tmp_path, ray
 def test_every_component_is_used_or_an_alternative():
     text = "\n".join(path.read_text() for path in K8S.glob("overlays/*/kustomization.yaml"))
     unused = {name for name in COMPONENTS if f"components/{name}\n" not in text}
-    assert unused == {"nginx-ingress", "tracing"}  # in place of gateway-api; off by default
+    # In place of gateway-api; off by default, both.
+    assert unused == {"nginx-ingress", "tracing", "api-keys"}

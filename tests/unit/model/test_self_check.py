@@ -13,7 +13,7 @@ from torch import nn
 from specdec.config import CacheConfig, ModelConfig
 from specdec.errors import ConfigError
 from specdec.model import attention
-from specdec.model.check_texts import check_texts, checked_steps
+from specdec.model.check_texts import check_texts, checked_steps, num_blocks
 from specdec.model.loader import LoadedModel, load_model, prepare_model
 from specdec.model.named_lengths import named_lengths, positions_around
 from specdec.model.runner import ModelRunner
@@ -85,6 +85,14 @@ def test_texts_reach_every_length_within_bounds() -> None:
     assert {131071, 131072} <= {far[0].first + row for row in far[0].rows}
     large = dataclasses.replace(loaded, max_len=1 << 20)
     assert len(check_texts(large, [4096], num_heads=64, block_size=16)[0].token_ids) < 100
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 16])
+def test_steps_fit_the_pool_that_they_ask_for(block_size: int) -> None:
+    texts = check_texts(load("llama"), [16], num_heads=4, block_size=block_size)
+    slots = [slot for plan, _ in checked_steps(texts, block_size) for slot in plan.slot_mapping]
+    assert max(slots) < num_blocks(texts, block_size) * block_size
+    assert len(set(slots)) == len(slots)
 
 
 def test_steps_compute_every_row_once_and_in_order() -> None:

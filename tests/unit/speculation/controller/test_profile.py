@@ -101,7 +101,7 @@ def step(**changes):
         ),
         (document(steps=step(seconds=float("nan"))), r"steps\[0\].seconds: must be a number"),
         (document(steps=step(seconds=1e300)), r"steps\[0\].seconds: must be .* to 86400"),
-        (document(steps=step(seconds=10**350)), r"seconds: must be .* got 1000.*\.\.\.$"),
+        (document(steps=step(seconds=10**350)), r"seconds: must be .* got 10{9,40}\.\.\.0{9,40}$"),
         (
             document(steps=step(num_kv_tokens=10**30)),
             r"num_kv_tokens: must be .* 0 to 1099511627776",
