@@ -24,6 +24,7 @@ from specdec.rpc.remote_proposer import RemoteProposer
 from specdec.rpc.transport import LoopThread
 from specdec.sampling.law import SparseLaw
 from specdec.sampling.processors import SequenceRows
+from specdec.sampling.request_logits import RequestLogits
 from specdec.sequence import Sequence, Verification
 from specdec.speculation.draft_sessions import DraftSessions
 from specdec.speculation.messages import Commit, DraftMessage, Open, Proposal
@@ -49,7 +50,7 @@ def logits(num_rows: int) -> torch.Tensor:
 
 def verify(request: Sequence, seed: int, position: int, round: int, draft: list[int]) -> list[int]:
     """What the target commits in one pass."""
-    rows = SequenceRows(request.params, PROMPT, [], draft, frozenset())
+    rows = SequenceRows(RequestLogits(request.params, PROMPT, len(PROMPT)), draft)
     item = VerifyItem(rows, request.verification, seed, position, round)
     (verdict,) = verify_step(logits(len(draft) + 1), [item])
     return [*draft[: verdict.num_accepted_tokens], verdict.next_token_id]
