@@ -60,7 +60,7 @@ def _sequence_state(
         max_k=min(sequence.max_k, scheduler.draft_room(sequence)) if names else 0,
         fixed_k=sequence.max_k if is_fixed else None,
         drafter=names[0] if names else None,
-        label=sequence.partition,
+        label=sequence.tenant,
         confidence=drafters.confidence(sequence, names),
     )
 

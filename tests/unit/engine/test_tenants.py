@@ -52,3 +52,24 @@ def test_texts_are_the_same_where_a_flood_gives_places_to_another_tenant(
     assert [texts[str(i)] for i in range(len(expected))] == expected
     assert engine.scheduler.num_preemptions >= 1
     assert engine.block_manager.num_used_blocks == 0
+
+
+def test_salts_of_one_tenant_are_one_class_to_the_controller(tiny_llama, monkeypatch):
+    engine = make_engine(tiny_llama)
+    seen = []
+    plan = engine.controller.plan
+
+    def recorded(state):
+        seen.append(state)
+        return plan(state)
+
+    monkeypatch.setattr(engine.controller, "plan", recorded)
+    params = SamplingParams(**GREEDY)
+    for number, (tenant, salt) in enumerate([("one", "a"), ("one", "b"), ("other", "a")]):
+        prompt = random_prompt(8, seed=number)
+        engine.add_request(
+            GenerateRequest(f"{tenant} {salt}", prompt, params, tenant + salt, traffic_class=tenant)
+        )
+    while not seen or len(seen[-1].sequences) < 3:
+        engine.step()
+    assert [sequence.label for sequence in seen[-1].sequences] == ["one", "one", "other"]
