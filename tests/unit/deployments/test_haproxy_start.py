@@ -55,6 +55,15 @@ def test_the_head_of_a_request_has_a_deadline_of_its_own():
     assert lines[lines.index("defaults") + 1].strip() == "timeout http-request 30s"
 
 
+def test_what_waits_for_a_stopped_reader_is_bounded():
+    once = rebind(CONFIG, "127.0.0.1", FOLDER)
+    for config in (once, rebind(once, "127.0.0.1", FOLDER)):
+        lines = [line.strip() for line in config.splitlines()]
+        assert lines[0] == "global"
+        assert lines[1:3] == ["tune.sndbuf.client 65536", "tune.rcvbuf.server 32768"]
+        assert sum("buf.client" in line or "buf.server" in line for line in lines) == 2
+
+
 def test_what_it_does_not_know_is_refused():
     with pytest.raises(ValueError, match="debug: cannot tell where this is bound: bind fd@3"):
         rebind("frontend debug\n    bind fd@3\n", "127.0.0.1", FOLDER)
