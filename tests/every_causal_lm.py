@@ -56,12 +56,17 @@ _SPECIAL: dict[str, dict[str, Any]] = {
 _MIXED = ["sliding_attention"] * 3 + ["full_attention"]
 
 
+def full_config(model_type: str) -> PreTrainedConfig:
+    """As the type comes, with what its own defaults contradict put right."""
+    try:
+        return AutoConfig.for_model(model_type)
+    except ValueError:
+        return AutoConfig.for_model(model_type, **_SPECIAL.get(model_type, {}))
+
+
 def tiny_config(model_type: str, **changes: Any) -> PreTrainedConfig:
     """Raises whatever the configuration class raises where it cannot be made so small."""
-    try:
-        default = AutoConfig.for_model(model_type).to_dict()
-    except ValueError:
-        default = AutoConfig.for_model(model_type, **_SPECIAL.get(model_type, {})).to_dict()
+    default = full_config(model_type).to_dict()
     sizes = {**_shrunken(default), **_SPECIAL.get(model_type, {}), **changes}
     config = AutoConfig.for_model(model_type, **sizes)
     for part in (config, config.get_text_config(decoder=True)):
