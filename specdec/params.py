@@ -183,6 +183,11 @@ class SamplingParams:
         """An empty nucleus is the likeliest token, as a temperature of 0 is."""
         return self.temperature == 0 or self.top_p == 0
 
+    @property
+    def law_temperature(self) -> float:
+        """That of the law that tokens follow: 0 for a greedy request, whatever it wrote."""
+        return 0.0 if self.is_greedy else self.temperature
+
     def validate(self, vocab_size: int) -> None:
         """Raise InvalidRequestError, naming the field, unless every value is allowed."""
         fewest = 1 if self.prompt_logprobs is None else 0

@@ -491,8 +491,6 @@ class Engine:
         self.controller.observe(result)
         if self.acceptance is not None:
             temperatures = {
-                row.sequence.seq_id: 0.0 if p.is_greedy else p.temperature
-                for row in rows
-                for p in (row.sequence.params,)
+                row.sequence.seq_id: row.sequence.params.law_temperature for row in rows
             }
             self.acceptance.observe(result, temperatures)

@@ -150,7 +150,7 @@ def test_grid_has_temperature_0_once():
 
 @pytest.mark.parametrize(
     ("temperatures", "top_ps", "message"),
-    [([2.5], [1], "temperature"), ([1], [-0.1], "top_p"), ([1], [1.1], "top_p"), ([], [1], "least")],
+    [([2.5], [1], "temperature"), ([1], [-1], "top_p"), ([1], [1.1], "top_p"), ([], [1], "least")],
 )
 def test_cells_that_no_request_may_have_are_refused(temperatures, top_ps, message):
     with pytest.raises(InvalidRequestError, match=message):
