@@ -115,7 +115,7 @@ def test_shared_context_has_no_lengths(specdec, models, prompts):
     [
         (["--temperatures", "hot"], "temperatures: must be numbers separated by commas"),
         (["--temperatures", "3"], "temperature: must be between 0 and 2"),
-        (["--top-ps", "0"], "top_p: must be above 0"),
+        (["--top-ps", "-0.5"], "top_p: must be between 0 and 1"),
         (["--top-ps", "1.5"], "top_p: must be between 0 and 1"),
         (["--seed", "9223372036854775808"], "seed: must be an integer of 64 bits"),
         (["--draft-layers", "2"], "between 1 and 1 of the 2 layers"),
