@@ -99,13 +99,23 @@ class Residents:
             while seq.status is SequenceStatus.RUNNING and not self._blocks.ensure_capacity(
                 seq.block_table, seq.num_tokens
             ):
-                if self._blocks.blocks_for(seq.num_tokens) > self._blocks.num_blocks:
+                if self._has_outgrown(seq):
                     self.remove(seq)
                     outgrown.append(seq)
                 elif not self._take_resting_blocks():
                     victim = self._latest_of_largest(self.tenants)
                     assert victim is not None, "one alone either fits or outgrows the pool"
                     self._preempt(victim)
+        return outgrown
+
+    def end_outgrown_waiting(self) -> list[Sequence]:
+        """End and return those at the head of a queue that the whole pool can no longer hold, as
+        they were paused with their last block full."""
+        outgrown = []
+        for tenant in tuple(self.tenants):
+            while tenant.waiting and self._has_outgrown(tenant.waiting[0]):
+                outgrown.append(tenant.waiting[0])
+                self.remove(tenant.waiting[0])
         return outgrown
 
     # -- admission -----------------------------------------------------------------------------
@@ -230,6 +240,9 @@ class Residents:
         seq.num_computed_tokens = 0
         seq.num_preemptions += 1
         self.num_preemptions += 1
+
+    def _has_outgrown(self, seq: Sequence) -> bool:
+        return self._blocks.blocks_for(seq.num_tokens) > self._blocks.num_blocks
 
     def _take_out(self, seq: Sequence, tenant: Tenant) -> None:
         if seq.status is SequenceStatus.RUNNING:

@@ -195,6 +195,7 @@ class Scheduler:
         residents, schedule = self._residents, Schedule()
         schedule.preempted = residents.lost = []
         schedule.out_of_memory = residents.make_room_for_running()
+        schedule.out_of_memory += residents.end_outgrown_waiting()
         schedule.decodes = [seq for seq in residents.running if not _is_prefill(seq)]
         budget = self.config.max_num_batched_tokens - len(schedule.decodes)
         reserved = draft_tokens_reserved if schedule.decodes else 0

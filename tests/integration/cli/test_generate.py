@@ -110,7 +110,7 @@ def test_stop_string_ends_the_text(specdec, models):
         (["x", "--file", "y"], "give either a prompt or --file"),
         (["--file", "/no/such/file"], "cannot read"),
         (["x", "--temperature", "-1"], "temperature: must be between 0 and 2"),
-        (["x", "--top-p", "nan"], "top_p: must be above 0"),
+        (["x", "--top-p", "nan"], "top_p: must be between 0 and 1"),
         (["x", "--k", "4"], "speculation.k: is only allowed"),
         (["x", "--speculation", "fixed"], "speculation.k: is required"),
         (["x", "--verification", "typical"], "not supported yet"),

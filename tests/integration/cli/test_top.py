@@ -208,6 +208,8 @@ class Terminal:
             stderr=slave,
             env={**os.environ, "TERM": "xterm-256color"},
             start_new_session=True,
+            # Tests that run in the background of a shell have inherited a deaf ear for ctrl-c.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         os.close(slave)
         self.text = ""

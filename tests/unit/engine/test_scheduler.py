@@ -141,6 +141,25 @@ def test_a_sequence_that_outgrows_the_pool_alone_ends():
 # -- preemption ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("blocked", [None, "a", "b"])
+def test_a_sequence_that_was_paused_when_it_outgrew_the_pool_ends_and_holds_up_nobody(blocked):
+    scheduler, manager = make_scheduler(num_blocks=1, block_size=2, max_num_sequences=1)
+    seq = make_sequence(1, max_tokens=10, tenant="a")
+    decoding(scheduler, seq)
+    run_step(scheduler)
+    scheduler.pause(seq)  # with a third token to compute, and one block of two
+    other = make_sequence(1, max_tokens=1, tenant=blocked)
+    if blocked:
+        scheduler.add(other)
+    scheduler.resume(seq)
+    schedule = run_step(scheduler)
+    assert (schedule.out_of_memory, seq.status) == ([seq], SequenceStatus.FINISHED)
+    assert [s for s, _ in schedule.prefills] == ([other] if blocked else [])
+    scheduler.finish(other)
+    manager.check_integrity([])
+    assert not scheduler.has_work
+
+
 def test_the_latest_arrival_is_preempted_and_comes_back_first():
     scheduler, manager = make_scheduler(num_blocks=7)
     first, second, third = (make_sequence(7) for _ in range(3))
