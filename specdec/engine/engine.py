@@ -318,7 +318,7 @@ class Engine:
         self,
         rows: list[Row],
         logits: torch.Tensor,
-        verdicts: list[Verdict | None],
+        verdicts: list[Verdict | SpecdecError | None],
         outputs: list[SequenceOutput],
     ) -> tuple[list[SequenceResult], list[Committed]]:
         results, committed = [], []
@@ -329,6 +329,10 @@ class Engine:
             first += row.num_logit_rows
             live = self._live[row.sequence.seq_id]
             verdict = next(verdict_of) if row.num_verify_rows else None
+            if isinstance(verdict, SpecdecError):
+                self.scheduler.finish(row.sequence)
+                outputs.append(self._end(live, "error", verdict))
+                continue
             is_lawful = live.prompt_logprobs.add(raw[: row.num_prompt_rows])
             if not is_lawful or (row.num_verify_rows and verdict is None):
                 outputs += self._without_law(row, live)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,16 +38,26 @@ def _token_logprobs(logits: Tensor, token_ids: Sequence[int], top_n: int) -> lis
     log_total = torch.logsumexp(logits.double(), dim=-1, keepdim=True)
     index = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)[:, None]
     chosen = logits.gather(1, index)
-    ranks = torch.count_nonzero(logits > chosen, dim=-1) + 1
+    num_larger = _num_larger(logits, chosen)
     top_logits, top_ids = logits.topk(min(top_n, logits.shape[-1]), dim=-1)
     return [
-        TokenLogprobs(token_id, logprob, rank, list(zip(ids, logprobs, strict=True)))
-        for token_id, logprob, rank, ids, logprobs in zip(
+        TokenLogprobs(token_id, logprob, larger + 1, list(zip(ids, logprobs, strict=True)))
+        for token_id, logprob, larger, ids, logprobs in zip(
             token_ids,
             (chosen.double() - log_total).flatten().tolist(),
-            ranks.tolist(),
+            num_larger,
             top_ids.tolist(),
             (top_logits.double() - log_total).tolist(),
             strict=True,
         )
     ]
+
+
+def _num_larger(logits: Tensor, chosen: Tensor) -> list[int]:
+    """Of each row [r, V], how many entries are larger than `chosen` [r, 1]. Counting is several
+    times faster in numpy on CPU."""
+    larger = logits > chosen
+    if logits.device.type == "cpu":
+        return [int(np.count_nonzero(row)) for row in larger.numpy()]
+    counted: list[int] = larger.sum(dim=-1).tolist()
+    return counted

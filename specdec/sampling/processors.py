@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.params import SamplingParams
@@ -40,20 +41,21 @@ class SequenceRows:
 def adjust_logits(logits: Tensor, groups: Sequence[SequenceRows]) -> Tensor:
     """`logits` [R, V] with what each request does to them; R = sum of the groups' rows.
 
-    The very same tensor when no group needs anything; else a copy (float32 for half precision).
+    `logits` stay as they are, and are returned where no group needs anything; what is changed is at
+    least float32.
     """
     assert sum(rows.num_rows for rows in groups) == len(logits)
     if not any(rows.request.needs_adjustment for rows in groups):
         return logits
-    # Half precision could not hold `logit - penalty`; a wider copy costs the same pass.
-    adjusted = logits.float() if logits.dtype.itemsize < 4 else logits.clone()
+    adjusted = []
     first_row = 0
     for rows in groups:
+        part = logits[first_row : first_row + rows.num_rows]
         if rows.request.needs_adjustment:
-            part = adjusted[first_row : first_row + rows.num_rows]
-            rows.request.adjust(part, rows.draft_token_ids)
+            part = rows.request.adjust(part, rows.draft_token_ids)
+        adjusted.append(part)
         first_row += rows.num_rows
-    return adjusted
+    return adjusted[0] if len(adjusted) == 1 else torch.cat(adjusted)
 
 
 def makes_law(logits: Tensor) -> Tensor:
@@ -135,14 +137,29 @@ def _smallest_in_nucleus(token_probs: Tensor, top_p: float) -> Tensor:
     """The probability of the last token of the nucleus of one row [V]."""
     # All tokens below this together have less than what may be left out; half for rounding.
     floor = (1 - top_p) / len(token_probs) / 2
-    candidates = _descending(token_probs[token_probs >= floor])
+    if token_probs.device.type == "cpu":
+        values = token_probs.numpy()
+        return token_probs.new_tensor(_weighted_select(values[values >= floor], top_p))
+    candidates = token_probs[token_probs >= floor].sort(descending=True).values
     num_before = int((candidates.cumsum(dim=0) < top_p).sum())
     # Where rounding kept the whole mass below top_p, nothing but the tail is filtered.
     return candidates[min(num_before, len(candidates) - 1)]
 
 
-def _descending(values: Tensor) -> Tensor:
-    """Sorted [n]. numpy's sort is several times faster than torch's on CPU."""
-    if values.device.type != "cpu":
-        return values.sort(descending=True).values
-    return torch.from_numpy(np.sort(values.numpy())[::-1].copy())
+def _weighted_select(values: NDArray[np.float64], mass: float) -> float:
+    """The largest of `values` [n] that, with all that are larger, sums to `mass`; the smallest
+    where all together do not. Halved until what is left is cheap to sort: a flat row would take
+    several times longer to sort as a whole."""
+    above = 0.0
+    while len(values) > 256:
+        middle = len(values) // 2
+        halves = np.partition(values, middle)
+        mass_larger = float(halves[middle:].sum())
+        if above + mass_larger >= mass:
+            values = halves[middle:]
+        else:
+            above += mass_larger
+            values = halves[:middle]
+    descending = np.sort(values)[::-1]
+    num_before = int(np.count_nonzero(above + np.cumsum(descending) < mass))
+    return float(descending[min(num_before, len(descending) - 1)])

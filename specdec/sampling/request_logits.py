@@ -7,11 +7,12 @@ kept up. A rejected draft token leaves no trace, since only committed text is re
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.params import SamplingParams
@@ -74,35 +75,55 @@ class RequestLogits:
         num_output = len(self._token_ids) - self._num_prompt_tokens
         return max(0, self.params.min_tokens - num_output - num_drafted)
 
-    def adjust(self, logits: Tensor, draft_token_ids: Sequence[int]) -> None:
-        """Change rows [r, V] in place: the last r of those behind the first 0, 1, ... draft
-        tokens. Their type must be as wide as float32.
+    def adjust(self, logits: Tensor, draft_token_ids: Sequence[int]) -> Tensor:
+        """Rows [r, V] as the request wants them, from the model's: the last r of those behind the
+        first 0, 1, ... draft tokens. At least float32; `logits` stay as they are.
 
         The order is vLLM's: bias, penalties, masks. A mask that would leave a row without any
         token is not applied to it; allowed_token_ids goes before bad_words, bad_words before
         min_tokens. Token ids beyond V are ignored: a draft's vocabulary may be padded less.
         """
-        tables = self._tables_for(logits)
-        if len(tables.bias_index):
-            logits.index_add_(1, tables.bias_index, tables.bias.expand(len(logits), -1))
-        if tables.penalties is not None:
-            tables.penalties.apply(logits, self._token_ids, draft_token_ids)
-        if tables.not_allowed is not None:
-            _mask_all(logits, tables.not_allowed)
-        if tables.bad_words is not None:
-            self._mask_bad_words(logits, tables, draft_token_ids)
-        num_unfinished = self._num_unfinished(1 + len(draft_token_ids) - len(logits))
-        if num_unfinished > 0:
-            _mask(logits[:num_unfinished], tables.stop_index)
+        # Half precision could not hold `logit - penalty`.
+        wide = logits.float() if logits.dtype.itemsize < 4 else logits
+        tables = self._tables_for(wide)
+        shifted = self._shift(wide, tables, draft_token_ids)
+        masks = self._masks(tables, draft_token_ids, len(wide))
+        if not masks:
+            return shifted
+        masked = shifted.clone() if shifted is wide else shifted
+        for mask in masks:
+            mask(masked)
+        if bool((masked.amax(dim=1) == -math.inf).any()):
+            return _spare_emptied_rows(self._shift(wide, tables, draft_token_ids), masks)
+        return masked
 
-    def _mask_bad_words(
-        self, logits: Tensor, tables: _Tables, draft_token_ids: Sequence[int]
-    ) -> None:
-        assert tables.bad_words is not None
-        first = 1 + len(draft_token_ids) - len(logits)
-        endings = list(tables.bad_words.endings(self._token_ids, draft_token_ids))[first:]
-        pairs = [(row, token_id) for row, ends in enumerate(endings) for token_id in ends]
-        _mask(logits, tables.bad_index, pairs)
+    def _shift(self, logits: Tensor, tables: _Tables, draft_token_ids: Sequence[int]) -> Tensor:
+        """With bias and penalties; `logits` themselves where nothing changes them."""
+        if not len(tables.bias_index) and tables.penalties is None:
+            return logits
+        shifted = logits.clone()
+        if len(tables.bias_index):
+            shifted.index_add_(1, tables.bias_index, tables.bias.expand(len(logits), -1))
+        if tables.penalties is not None:
+            tables.penalties.apply(shifted, self._token_ids, draft_token_ids)
+        return shifted
+
+    def _masks(
+        self, tables: _Tables, draft_token_ids: Sequence[int], num_rows: int
+    ) -> list[Callable[[Tensor], object]]:
+        """What excludes tokens from `num_rows` rows, in place, in the order of precedence."""
+        first_row = 1 + len(draft_token_ids) - num_rows
+        masks: list[Callable[[Tensor], object]] = []
+        if (not_allowed := tables.not_allowed) is not None:
+            masks.append(lambda rows: rows.add_(not_allowed))
+        if (bad_words := tables.bad_words) is not None:
+            endings = list(bad_words.endings(self._token_ids, draft_token_ids))[first_row:]
+            where = _places(endings, tables.bad_index.device)
+            masks.append(lambda rows: _exclude(rows, tables.bad_index, where))
+        num_unfinished = self._num_unfinished(first_row)
+        if num_unfinished > 0:
+            masks.append(lambda rows: _exclude(rows[:num_unfinished], tables.stop_index))
+        return masks
 
     def _tables_for(self, logits: Tensor) -> _Tables:
         vocab_size = logits.shape[-1]
@@ -142,23 +163,26 @@ def _not_allowed(token_ids: Sequence[int] | None, logits: Tensor) -> Tensor | No
     return row.index_fill_(0, index, 0.0)
 
 
-def _mask_all(logits: Tensor, mask: Tensor) -> None:
-    """Add a mask [V] to each row that keeps a token."""
-    masked = logits + mask
-    emptied = masked.amax(dim=1, keepdim=True) == -math.inf
-    if bool(emptied.any()):  # the model itself excludes what is allowed
-        masked = torch.where(emptied, logits, masked)
-    logits.copy_(masked)
+def _places(endings: Sequence[NDArray[np.int64]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row and column of each entry, from the columns of each row."""
+    rows = np.repeat(np.arange(len(endings)), [len(columns) for columns in endings])
+    columns = np.concatenate(endings)
+    return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
 
 
-def _mask(logits: Tensor, columns: Tensor, pairs: Sequence[tuple[int, int]] = ()) -> None:
-    """Exclude the tokens `columns` [n] from every row, and those of (row, token id) pairs, but
-    from no row that would be left without any."""
-    where = torch.tensor(pairs, dtype=torch.int64, device=logits.device).view(len(pairs), 2)
-    rows, token_ids = where.unbind(1)
-    saved, saved_pairs = logits.index_select(1, columns), logits[rows, token_ids]
-    logits.index_fill_(1, columns, -math.inf)
-    logits[rows, token_ids] = -math.inf
-    emptied = logits.amax(dim=1) == -math.inf
-    logits.index_copy_(1, columns, saved.masked_fill(~emptied[:, None], -math.inf))
-    logits[rows, token_ids] = saved_pairs.masked_fill(~emptied[rows], -math.inf)
+def _exclude(rows: Tensor, columns: Tensor, where: tuple[Tensor, Tensor] | None = None) -> None:
+    """The tokens `columns` [n] from every row, and single entries, in place."""
+    rows.index_fill_(1, columns, -math.inf)
+    if where is not None and len(where[0]):
+        rows[where] = -math.inf
+
+
+def _spare_emptied_rows(rows: Tensor, masks: Sequence[Callable[[Tensor], object]]) -> Tensor:
+    """Each mask on those rows that keep a token behind it: the model itself, or another mask, may
+    exclude all that one leaves."""
+    for mask in masks:
+        masked = rows.clone()
+        mask(masked)
+        emptied = masked.amax(dim=1, keepdim=True) == -math.inf
+        rows = torch.where(emptied, rows, masked)
+    return rows

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from specdec.errors import SpecdecError
 from specdec.sampling.coupled import coupled_tokens
 from specdec.sampling.law import SparseLaw
 from specdec.sampling.philox import Domain, uniform
@@ -230,15 +231,15 @@ def _probability_ratios(
 # --- The engine's entry -------------------------------------------------------------------------
 
 
-def verify_step(logits: Tensor, items: Sequence[VerifyItem]) -> list[Verdict | None]:
+def verify_step(logits: Tensor, items: Sequence[VerifyItem]) -> list[Verdict | SpecdecError | None]:
     """Verify all sequences of a step; `logits` [sum of rows, V] in the order of `items`.
 
-    None for a sequence of which any row makes no law, or whose verification failed: nothing is
-    decided for it. The others' verdicts are what they are without it. Never changes `logits`. A
-    sequence without draft tokens gets one token from the same rules.
+    None for a sequence of which any row makes no law, an error for one whose verification failed:
+    nothing is decided for it. The others' verdicts are what they are without it. Never changes
+    `logits`. A sequence without draft tokens gets one token from the same rules.
     """
     greedy_ids = _greedy_or_law(logits, items)
-    verdicts = []
+    verdicts: list[Verdict | SpecdecError | None] = []
     first_row = 0
     for item in items:
         rows = slice(first_row, first_row + item.rows.num_rows)
@@ -257,7 +258,7 @@ def _greedy_or_law(logits: Tensor, items: Sequence[VerifyItem]) -> list[int | No
 
 def _verify_item(
     logits: Tensor, greedy_ids: Sequence[int | None], item: VerifyItem
-) -> Verdict | None:
+) -> Verdict | SpecdecError | None:
     """What a request asks for decides what happens here, so an error is that request's alone."""
     if None in greedy_ids:
         return None
@@ -265,7 +266,7 @@ def _verify_item(
         return _apply_rule(logits, greedy_ids, item)
     except Exception:
         logger.exception("verification failed in %s mode", item.verification)
-        return None
+        return SpecdecError("verification failed; the server's log says how")
 
 
 def _apply_rule(

@@ -248,7 +248,10 @@ def test_an_error_in_one_verification_ends_one_request(tiny_llama, monkeypatch, 
     monkeypatch.setattr(verifier, "adjust_logits", failing)
     bad = request([9, 9, 9], "bad", min_p=0.5, **_params(mode, 3))
     outputs = run(engine, [*good_requests(mode, 3), bad])
-    assert outputs.pop("bad")[-1].finish_reason == "error"
+    (*_, last) = outputs.pop("bad")
+    assert (last.finish_reason, last.error.reason) == ("error", "INTERNAL")
+    assert str(last.error) == "verification failed; the server's log says how"
+    assert engine.counters.num_not_finite == 0  # it was not the model
     assert texts(outputs) == alone
 
 

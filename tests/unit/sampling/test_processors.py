@@ -1,5 +1,6 @@
 """Logits processing against transformers' own processors, and by position against a plain loop."""
 
+import itertools
 import math
 import random
 
@@ -19,6 +20,7 @@ from transformers.generation.logits_process import (
 )
 
 from specdec.params import SamplingParams
+from specdec.sampling import processors
 from specdec.sampling.processors import adjust_logits, filtered_logits, probs
 from tests.logit_rows import logit_rows
 
@@ -242,7 +244,7 @@ def test_tiny_temperature_is_nearly_greedy_and_never_nan(temperature, magnitude)
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0])
 def test_top_p_of_a_large_flat_row(spread):
-    """More tokens in the nucleus than are sorted at first."""
+    """More tokens in the nucleus than are sorted at once."""
     logits = random_logits(6, 2, 6000, spread)
     ours = probs(logits, SamplingParams(top_p=0.97))
     for row, original in zip(ours, torch.softmax(logits, -1), strict=True):
@@ -259,3 +261,23 @@ def test_a_row_alone_is_bitwise_the_row_among_eight():
     together = filtered_logits(logits, params)
     for row in range(8):
         assert torch.equal(filtered_logits(logits[row : row + 1], params)[0], together[row])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 255, 256, 257, 511, 512, 513, 1025, 4096])
+@pytest.mark.parametrize("num_levels", [1, 3, 40])
+def test_the_nucleus_of_a_row_with_ties_is_that_of_its_sorted_list(num_tokens, num_levels):
+    """Masses are multiples of a power of two, so that every sum is exact whatever its order."""
+    draw = random.Random(num_tokens * num_levels)
+    weights = [draw.choice(range(1, num_levels + 1)) for _ in range(num_tokens)]
+    unit = 2.0 ** -math.ceil(math.log2(sum(weights)))
+    weights.append(round(1 / unit) - sum(weights))  # the masses sum to 1
+    order = sorted(weights, reverse=True)
+    sums = list(itertools.accumulate(order))
+    token_probs = torch.tensor(weights, dtype=torch.float64) * unit
+    for place in {0, 1, 255, 256, 257, num_tokens // 2, num_tokens} & {*range(len(order))}:
+        for mass in (sums[place] - 0.5, sums[place], sums[place] + 0.5):
+            top_p = mass * unit
+            if not 0 < top_p < 1:
+                continue
+            smallest = order[next(n for n, total in enumerate(sums) if total >= mass)]
+            assert float(processors._smallest_in_nucleus(token_probs, top_p)) == smallest * unit

@@ -125,3 +125,35 @@ def test_allowed_tokens_that_the_model_excludes_leave_the_row_as_it_is():
     adjusted = adjust_logits(logits, [logit_rows(params, [0], [], [3])])
     assert adjusted[0].isfinite().nonzero().flatten().tolist() == [3, 8]
     assert torch.equal(adjusted[1], logits[1])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_each_mask_spares_the_rows_that_it_would_empty(data):
+    """Rows of which the model leaves few tokens; against sets, mask after mask, row by row."""
+    tokens = st.sets(st.integers(0, 5), min_size=1)
+    allowed = data.draw(st.none() | tokens)
+    words = data.draw(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=2), max_size=4))
+    min_tokens = data.draw(st.integers(0, 4))
+    params = SamplingParams(
+        allowed_token_ids=None if allowed is None else tuple(allowed),
+        bad_words_token_ids=tuple(map(tuple, words)),
+        min_tokens=min_tokens,
+        logit_bias=data.draw(st.sampled_from([{}, {0: 1.0}])),
+        max_tokens=9,
+    )
+    drafts = data.draw(st.lists(st.integers(0, 5), max_size=3))
+    left_by_model = [data.draw(tokens) for _ in range(len(drafts) + 1)]
+    logits = torch.full((len(drafts) + 1, 6), -math.inf)
+    for row, left in enumerate(left_by_model):
+        logits[row, list(left)] = 0.0
+
+    adjusted = adjust_logits(logits, [logit_rows(params, [1], [], drafts, frozenset({2, 3}))])
+
+    for row, left in enumerate(left_by_model):
+        last = [1, *drafts][row]
+        bad = {word[-1] for word in words if len(word) == 1 or word[0] == last}
+        stops = {2, 3} if row < min_tokens else set()
+        for excluded in ({*range(6)} - (allowed or {*range(6)}), bad, stops):
+            left = left - excluded or left
+        assert set(adjusted[row].isfinite().nonzero().flatten().tolist()) == left
