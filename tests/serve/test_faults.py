@@ -11,6 +11,7 @@ import pytest
 from ray import serve
 
 from deployments.app import build
+from deployments.target_client import new_stream_id
 from specdec.engine.request import GenerateRequest
 from specdec.params import SamplingParams, SpeculationParams
 from tests.serve.harness import (
@@ -109,7 +110,7 @@ def run_pair(name, app_settings):
 def generate(handle, token_ids, **params):
     """Outputs of one request at a target's handle, and its metrics."""
     request = GenerateRequest("test", token_ids, SamplingParams(**params), timeout_s=CALL_TIMEOUT_S)
-    outputs = list(handle.remote(request))
+    outputs = list(handle.remote(request, new_stream_id()))
     ids = [token_id for output in outputs for token_id in output.token_ids]
     return ids, outputs[-1].metrics
 
