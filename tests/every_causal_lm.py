@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 WINDOW = 16
@@ -47,22 +48,45 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# What the rules do not get right, by model type.
-_SPECIAL: dict[str, dict[str, Any]] = {
-    "dots1": {"n_shared_experts": 1},
-    "lfm2_moe": {"layer_types": ["full_attention"] * 4},
-    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
-}
 _MIXED = ["sliding_attention"] * 3 + ["full_attention"]
+# What the rules do not get right, by model type, or what a type as it comes leaves out although
+# its checkpoints have it.
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "blt": {"encoder_hash_byte_group_vocab": 64},
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+            for kind in _MIXED
+        },
+    },
+    "dbrx": {
+        "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2},
+        "ffn_config": {"hidden_size": 32},
+    },
+    "dots1": {"n_shared_experts": 1},
+    "gemma4_assistant": {
+        "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
+    },
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", *["minimax_m3_sparse"] * 3]},
+    "longcat_flash": {"moe_topk": 2},
+    "xmod": {"default_language": "en_XX"},
+}
+
+
+def full_config(model_type: str) -> PreTrainedConfig:
+    """As the type comes, with what its own defaults contradict put right."""
+    try:
+        return AutoConfig.for_model(model_type)
+    except (ValueError, StrictDataclassError):
+        return AutoConfig.for_model(model_type, **_SPECIAL.get(model_type, {}))
 
 
 def tiny_config(model_type: str, **changes: Any) -> PreTrainedConfig:
     """Raises whatever the configuration class raises where it cannot be made so small."""
-    try:
-        default = AutoConfig.for_model(model_type).to_dict()
-    except ValueError:
-        default = AutoConfig.for_model(model_type, **_SPECIAL.get(model_type, {})).to_dict()
-    sizes = {**_shrunken(default), **_SPECIAL.get(model_type, {}), **changes}
+    default = full_config(model_type).to_dict()
+    sizes = _merged(_shrunken(default), _SPECIAL.get(model_type, {})) | changes
     config = AutoConfig.for_model(model_type, **sizes)
     for part in (config, config.get_text_config(decoder=True)):
         part._experts_implementation = "eager"  # the grouped kernel knows no float64
@@ -97,6 +121,8 @@ def _shrunken(default: dict[str, Any]) -> dict[str, Any]:
     if "use_sliding_window" in default:
         sizes.update(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=0)
     kinds = set(default.get("layer_types") or ())
+    if default.get("is_decoder") is False and not default.get("is_encoder_decoder"):
+        sizes["is_decoder"] = True  # what its checkpoints say where they are language models
     slides = default.get("sliding_window") is not None or "use_sliding_window" in default
     if slides and kinds and kinds <= set(_MIXED):
         sizes["layer_types"] = _MIXED
@@ -108,3 +134,13 @@ def _shrunken(default: dict[str, Any]) -> dict[str, Any]:
             kind = {"model_type": part["model_type"]} if part.get("model_type") else {}
             sizes[name] = {**kind, **_shrunken(part)}
     return sizes
+
+
+def _merged(sizes: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Parts in parts are merged, too."""
+    merged = dict(sizes)
+    for name, value in changes.items():
+        before = merged.get(name)
+        both = isinstance(before, dict) and isinstance(value, dict)
+        merged[name] = _merged(before, value) if both else value
+    return merged

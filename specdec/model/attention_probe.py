@@ -72,7 +72,9 @@ class GeometryProbe:
         _refuse_unknown(module, arguments)
         layer = layer_index(module)
         if layer in self.layers:
-            raise ConfigError(f"layer {layer} attends twice per pass, which is not supported")
+            raise _refusal(
+                module, f"attends twice per pass in layer {layer}, which is not supported"
+            )
         scaling = arguments.get("scaling")
         if not isinstance(scaling, int | float | None):
             raise _refusal(module, "scales its scores by more than one number")
@@ -99,7 +101,7 @@ class GeometryProbe:
             try:
                 found = self._windows[id(rule)] = rule, window_of(rule, self._max_len)
             except ConfigError as error:
-                raise _refusal(module, f"is not supported: {error.message}") from error
+                raise _refusal(module, f"cannot be paged: {error.message}") from error
         return found[1]
 
 
@@ -132,6 +134,7 @@ def _refuse_unknown(module: torch.nn.Module, arguments: dict[str, Any]) -> None:
 
 
 def _refusal(module: torch.nn.Module, why: str) -> ConfigError:
+    """Names the module; whoever runs the probe adds the model type."""
     return ConfigError(f"{type(module).__name__} {why}", field="model")
 
 

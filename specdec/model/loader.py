@@ -57,14 +57,14 @@ def load_model(config: ModelConfig, *, tp_size: int = 1) -> LoadedModel:
     if config.quantization == "int8":
         _check_int8(dtype, device, tp_size)
     placement: dict[str, Any] = {"tp_plan": "auto"} if tp_size > 1 else {}
-    model = AutoModelForCausalLM.from_pretrained(
-        catalog.resolve(config.model),
-        revision=config.revision,
-        dtype=dtype,
-        attn_implementation=ATTENTION_NAME,
-        trust_remote_code=config.trust_remote_code,
-        **placement,
-    )
+    with _missing_package_as_refusal(hf_config.model_type):
+        model = AutoModelForCausalLM.from_pretrained(
+            catalog.resolve(config.model),
+            revision=config.revision,
+            dtype=dtype,
+            trust_remote_code=config.trust_remote_code,
+            **placement,
+        )
     if tp_size == 1:
         model.to(device)  # type: ignore[arg-type]
     return prepare_model(
@@ -97,7 +97,7 @@ def prepare_model(
     text = model.config.get_text_config(decoder=True)
     refuse_unsupported(model.config)
     if getattr(model, "_is_stateful", False):
-        raise _refusal(text.model_type, "it keeps recurrent state, which cannot be rolled back")
+        raise refusal(text.model_type, "it keeps recurrent state, which cannot be rolled back")
     model.set_attn_implementation(ATTENTION_NAME)
     if dtype == torch.float64 and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # torch's grouped matmul knows no float64
@@ -135,34 +135,52 @@ def refuse_unsupported(config: PreTrainedConfig) -> None:
     text = config.get_text_config(decoder=True)
     name = config.model_type
     if config.is_encoder_decoder:
-        raise _refusal(name, "it is an encoder-decoder; only decoders are supported")
+        raise refusal(name, "it is an encoder-decoder; only decoders are supported")
+    missing = [size for size in ("vocab_size", "num_hidden_layers") if not hasattr(text, size)]
+    if missing:
+        raise refusal(
+            name, f"its configuration has no {missing[0]}: it is no single stack of layers"
+        )
     foreign = sorted(set(getattr(text, "layer_types", None) or ()) - PAGED_LAYER_TYPES)
     if foreign:
-        raise _refusal(name, f"it has {', '.join(foreign)} layers, which cannot be paged")
-    model_class = AutoModelForCausalLM._model_mapping.get(type(text), None)
+        raise refusal(name, f"it has {', '.join(foreign)} layers, which cannot be paged")
+    model_class: Any = AutoModelForCausalLM._model_mapping.get(type(text), None)
     if getattr(model_class, "_is_stateful", False):
-        raise _refusal(name, "it keeps recurrent state, which cannot be rolled back")
-    if model_class is not None and not getattr(model_class, "_supports_attention_backend", False):
-        raise _refusal(name, "its attention does not go through transformers' AttentionInterface")
+        raise refusal(name, "it keeps recurrent state, which cannot be rolled back")
+    # What a class declares of its backends is no answer: some go through it and do not say so.
+    if model_class is not None and not model_class._can_set_attn_implementation():
+        raise refusal(name, "its attention does not go through transformers' AttentionInterface")
 
 
-def _refusal(name: str, why: str) -> ConfigError:
+def refusal(name: str, why: str) -> ConfigError:
+    """For a model type that cannot be served, naming it."""
     return ConfigError(f"model type {name!r} cannot be served: {why}", field="model")
 
 
 @contextmanager
-def failure_as_refusal(loaded: LoadedModel) -> Iterator[None]:
-    """A model that cannot even be run is refused by name. Several ranks report the loss of one as
-    RuntimeError, which is for others to see."""
+def _missing_package_as_refusal(name: str) -> Iterator[None]:
+    """Some models need packages that are not ours to install."""
     try:
         yield
-    except (ConfigError, torch.OutOfMemoryError):
+    except ImportError as error:
+        raise refusal(name, f"a package is missing: {' '.join(str(error).split())}") from error
+
+
+@contextmanager
+def failure_as_refusal(loaded: LoadedModel) -> Iterator[None]:
+    """A model that cannot be run, or holds a module that cannot be paged, is refused by name.
+    Several ranks report the loss of one as RuntimeError, which is for others to see."""
+    name = loaded.model.config.model_type
+    try:
+        yield
+    except torch.OutOfMemoryError:
         raise
+    except ConfigError as error:
+        raise refusal(name, error.message) from error
     except Exception as error:
         if not loaded.is_whole:
             raise
-        name = loaded.config.model_type
-        raise _refusal(name, f"a forward fails: {type(error).__name__}: {error}") from error
+        raise refusal(name, f"a forward fails: {type(error).__name__}: {error}") from error
 
 
 def max_context(text: PreTrainedConfig) -> int:

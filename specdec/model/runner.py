@@ -18,7 +18,7 @@ from specdec.model.attention_backend import choose_attention_backend
 from specdec.model.attention_probe import PROBE_NAME, GeometryProbe, attention_implementation
 from specdec.model.check_texts import random_tokens
 from specdec.model.fused import fuse_modules, pack_linears, replaceable
-from specdec.model.loader import LoadedModel, failure_as_refusal, load_model
+from specdec.model.loader import LoadedModel, failure_as_refusal, load_model, refusal
 from specdec.model.memory import free_bytes_after, largest_plan
 from specdec.model.module_calls import ModuleCalls
 from specdec.model.named_lengths import named_lengths, positions_around
@@ -55,10 +55,7 @@ class ModelRunner:
         self.device = loaded.device
         self.block_size = cache.block_size
         if "logits_to_keep" not in inspect.signature(loaded.model.forward).parameters:
-            raise ConfigError(
-                f"{type(loaded.model).__name__} cannot return logits of selected rows",
-                field="model",
-            )
+            raise _refusal(loaded, "cannot return logits of selected rows")
         probe = self._probe(loaded)
         self.layers = [probe.layers[index] for index in range(len(probe.layers))]
         # Ranks that hold unequal shares would choose texts of unequal length.
@@ -181,9 +178,14 @@ class ModelRunner:
         with attention_implementation(self.model, PROBE_NAME), failure_as_refusal(loaded):
             self._forward(tokens, list(range(count)), [0], probe)
         if sorted(probe.layers) != list(range(num_layers)):
-            raise ConfigError(
-                f"{type(self.model).__name__}: only {len(probe.layers)} of {num_layers} "
-                "layers attend through paged attention; the others cannot be rolled back",
-                field="model",
+            raise _refusal(
+                loaded,
+                f"lets {len(probe.layers)} of {num_layers} layers attend through paged attention; "
+                "what the others keep cannot be rolled back",
             )
         return probe
+
+
+def _refusal(loaded: LoadedModel, why: str) -> ConfigError:
+    model = loaded.model
+    return refusal(model.config.model_type, f"{type(model).__name__} {why}")

@@ -21,11 +21,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from specdec.errors import ConfigError
 from specdec.model.attention_probe import GeometryProbe, attention_implementation
 from specdec.model.check_texts import CheckText, check_texts, checked_steps, num_blocks
 from specdec.model.difference import row_errors
-from specdec.model.loader import LoadedModel, failure_as_refusal
+from specdec.model.loader import LoadedModel, failure_as_refusal, refusal
 from specdec.model.named_lengths import named_lengths
 from specdec.step_plan import StepPlan
 
@@ -143,11 +142,10 @@ class SelfCheck:
         if error <= tolerance:
             return
         where = "its logits differ" if layer == self._logits_key else f"layer {layer} differs"
-        raise ConfigError(
-            f"model type {self._loaded.config.model_type!r} cannot be served: self-check at "
-            f"start: {where} from the model's own forward by {error:.2g} of its size at position "
-            f"{position} (allowed {tolerance:.2g})",
-            field="model",
+        raise refusal(
+            self._loaded.model.config.model_type,
+            f"self-check at start: {where} from the model's own forward by {error:.2g} of its "
+            f"size at position {position} (allowed {tolerance:.2g})",
         )
 
     def _report(self, seconds: float) -> None:
