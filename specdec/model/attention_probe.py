@@ -51,12 +51,14 @@ class GeometryProbe:
     """Stands in for a StepContext in one small forward at start: records what each attention
     layer of this rank asks for, and refuses what we cannot honour.
 
-    modules: the attention modules themselves, by layer index.
+    modules: the attention modules themselves, by layer index. first_query: what the layer that
+    attends first asks with, its positions in it, [1, heads, T, dim].
     """
 
     def __init__(self, max_len: int) -> None:
         self.layers: dict[int, LayerAttention] = {}
         self.modules: dict[int, torch.nn.Module] = {}
+        self.first_query: torch.Tensor | None = None
         self._max_len = max_len
         self._windows: dict[int, tuple[MaskFunction, int | None]] = {}
 
@@ -86,6 +88,8 @@ class GeometryProbe:
             softcap=arguments.get("softcap"),
         )
         self.modules[layer] = module
+        if self.first_query is None:
+            self.first_query = query
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
     def _window(self, module: torch.nn.Module, mask: torch.Tensor | None) -> int | None:

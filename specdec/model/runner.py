@@ -17,6 +17,7 @@ from specdec.kvcache.kv_pool import KVPool, bytes_per_block, num_blocks_for
 from specdec.model.attention_backend import choose_attention_backend
 from specdec.model.attention_probe import PROBE_NAME, GeometryProbe, attention_implementation
 from specdec.model.check_texts import random_tokens
+from specdec.model.difference import row_errors
 from specdec.model.fused import fuse_modules, pack_linears, replaceable
 from specdec.model.loader import LoadedModel, failure_as_refusal, load_model, refusal
 from specdec.model.memory import free_bytes_after, largest_plan
@@ -28,6 +29,8 @@ from specdec.model.step_context import StepContext
 from specdec.step_plan import StepPlan
 
 _PROBE_TOKENS = 8
+# Two computations of one query differ by nothing, or by rounding in half precision.
+_SAME_POSITIONS = 1e-2
 
 
 class ModelRunner:
@@ -151,13 +154,14 @@ class ModelRunner:
     def _forward(
         self,
         token_ids: list[int],
-        positions: list[int],
+        positions: list[int] | None,
         logit_rows: list[int],
         step: StepContext | GeometryProbe | ProjectionProbe,
     ) -> torch.Tensor:
+        numbered = None if positions is None else torch.tensor([positions], device=self.device)
         output = self.model(
             input_ids=torch.tensor([token_ids], device=self.device),
-            position_ids=torch.tensor([positions], device=self.device),
+            position_ids=numbered,
             logits_to_keep=torch.tensor(logit_rows, dtype=torch.long, device=self.device),
             use_cache=False,
             specdec_step=step,
@@ -169,20 +173,26 @@ class ModelRunner:
     def _probe(self, loaded: LoadedModel) -> GeometryProbe:
         """What each layer attends, seen in one forward over a few tokens.
 
-        A layer that does not attend keeps some other state: refused.
+        A layer that does not attend keeps some other state: refused. So is a model that counts
+        positions in its own way, seen in a second forward, which leaves them to it.
         """
         num_layers = int(loaded.config.num_hidden_layers)
-        probe = GeometryProbe(loaded.max_len)
+        probe, unnumbered = GeometryProbe(loaded.max_len), GeometryProbe(loaded.max_len)
         count = min(_PROBE_TOKENS, loaded.max_len)
         tokens = random_tokens(loaded, count)
         with attention_implementation(self.model, PROBE_NAME), failure_as_refusal(loaded):
             self._forward(tokens, list(range(count)), [0], probe)
+            self._forward(tokens, None, [0], unnumbered)
         if sorted(probe.layers) != list(range(num_layers)):
             raise _refusal(
                 loaded,
                 f"lets {len(probe.layers)} of {num_layers} layers attend through paged attention; "
                 "what the others keep cannot be rolled back",
             )
+        assert probe.first_query is not None
+        assert unnumbered.first_query is not None
+        if float(row_errors(probe.first_query, unnumbered.first_query).max()) > _SAME_POSITIONS:
+            raise _refusal(loaded, "does not number its positions 0, 1, 2 and so on")
         return probe
 
 

@@ -76,13 +76,17 @@ class SelfCheck:
         """By layer index, [rows, width]; the logits stand behind the last layer."""
         model, device = self._loaded.model, self._loaded.device
         rows = torch.tensor(text.rows, device=device)
-        last = text.first + len(text.token_ids)
+        # From the start on the model numbers positions itself: ours may not be its own.
+        given = {}
+        if text.first > 0:
+            last = text.first + len(text.token_ids)
+            given["position_ids"] = torch.arange(text.first, last, device=device)[None]
         with attention_implementation(model, "eager"), self._recorded(rows) as results:
             output = model(
                 input_ids=torch.tensor([text.token_ids], device=device),
-                position_ids=torch.arange(text.first, last, device=device)[None],
                 logits_to_keep=rows,
                 use_cache=False,
+                **given,
             )
         results[self._logits_key] = output.logits[0]
         return results

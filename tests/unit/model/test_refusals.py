@@ -123,6 +123,7 @@ class _SlopedAttention(torch.nn.Module):
         ("nemotron", "NemotronAttention does not pass keyword arguments on"),
         ("mllama", "lets 3 of 4 layers attend through paged attention"),
         ("gemma4_assistant", "cannot return logits of selected rows"),
+        ("roberta", "RobertaForCausalLM does not number its positions 0, 1, 2"),
     ],
 )
 def test_what_a_forward_finds_out_names_the_model_type(name: str, why: str) -> None:

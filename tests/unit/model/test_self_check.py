@@ -12,7 +12,7 @@ from torch import nn
 
 from specdec.config import CacheConfig, ModelConfig
 from specdec.errors import ConfigError
-from specdec.model import attention
+from specdec.model import attention, runner
 from specdec.model.check_texts import check_texts, checked_steps, num_blocks
 from specdec.model.loader import LoadedModel, load_model, prepare_model
 from specdec.model.named_lengths import named_lengths, positions_around
@@ -40,6 +40,25 @@ def test_a_wrong_window_names_layer_and_position(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConfigError, match=r"self-check.*layer 1 differs.*position \d+") as caught:
         ModelRunner(load("mistral"), CACHE)
     assert caught.value.field == "model"
+
+
+def test_a_model_numbers_its_positions_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no positions are given this one begins at two: seen by the probe, and by the check."""
+    loaded = load("gpt2")
+    loaded = dataclasses.replace(loaded, max_len=loaded.max_len - 2)
+    own = loaded.model.transformer.forward
+
+    def forward(input_ids: torch.Tensor, position_ids: Any = None, **named: Any) -> Any:
+        if position_ids is None:
+            position_ids = torch.arange(2, input_ids.shape[1] + 2)[None]
+        return own(input_ids=input_ids, position_ids=position_ids, **named)
+
+    monkeypatch.setattr(loaded.model.transformer, "forward", forward)
+    with pytest.raises(ConfigError, match="does not number its positions"):
+        ModelRunner(loaded, CACHE)
+    monkeypatch.setattr(runner, "_SAME_POSITIONS", float("inf"))
+    with pytest.raises(ConfigError, match=r"self-check.*layer 0 differs"):
+        ModelRunner(loaded, CACHE)
 
 
 class _Wrong(nn.Linear):
