@@ -11,7 +11,6 @@ import asyncio
 import copy
 import json
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import psutil
 import yaml
 
 from benchmarks.measure import Run, resident_bytes
+from deployments.ray_environment import free_ports
 from specdec.cli.serve import read_config
 
 READY_TIMEOUT_S = 300.0
@@ -85,8 +85,7 @@ def title(process: psutil.Process) -> str:
 def demo_config(target: dict[str, Any], with_draft: bool = True) -> dict[str, Any]:
     """The demo's Serve config on free ports; `target` changes keys of its target model."""
     config = copy.deepcopy(read_config(None))
-    config["http_options"]["port"] = _free_port()
-    config["grpc_options"]["port"] = _free_port()
+    config["http_options"]["port"], config["grpc_options"]["port"] = free_ports(2)
     application = config["applications"][0]
     application["args"]["target"]["target"].update(target)
     if not with_draft:
@@ -97,13 +96,6 @@ def demo_config(target: dict[str, Any], with_draft: bool = True) -> dict[str, An
             each for each in application["deployments"] if each["name"] != "Draft"
         ]
     return config
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -24,6 +24,9 @@ UNLIMITED_REQUESTS = 1_000_000
 # Serve replaces a replica that has not answered three checks in a row. The check itself knows of a
 # hung engine or a lost rank within seconds; an event loop that is short of CPU must be waited for.
 HEALTH_CHECK_TIMEOUT_S = 20
+# The gateway on the event loop that writes to its clients: between the two threads that Serve runs
+# otherwise stands a queue without an end, and no slow reader is ever felt.
+GATEWAY_VARIABLES = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 
 
 def build(args: AppSettings) -> serve.Application:
@@ -34,7 +37,7 @@ def build(args: AppSettings) -> serve.Application:
     gateway = serve.deployment(
         name="Gateway",
         max_ongoing_requests=UNLIMITED_REQUESTS,
-        ray_actor_options={"num_cpus": 0.5},
+        ray_actor_options={"num_cpus": 0.5, "runtime_env": {"env_vars": GATEWAY_VARIABLES}},
         logging_config=_logging(args),
         deployment_actors=[
             DeploymentActorConfig(

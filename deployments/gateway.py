@@ -37,6 +37,7 @@ from deployments.prompts import Prompter
 from deployments.settings import AppSettings
 from deployments.target_client import TargetClient
 from deployments.tracing import Tracing, start_tracing
+from deployments.write_buffers import bound_write_buffers
 from specdec.errors import OverloadedError, SpecdecError, UnauthenticatedError
 from specdec.model.tokenizer import load_tokenizer
 from specdec.v1 import inference_pb2 as pb
@@ -101,6 +102,7 @@ class Gateway:
 
     def __init__(self, settings: AppSettings, target: DeploymentHandle) -> None:
         join_serve_log()
+        bound_write_buffers()
         prompter = Prompter(load_tokenizer(settings.target.target))
         self.allowed_origins = settings.gateway.cors_allow_origins
         replica_id = serve.get_replica_context().replica_id.unique_id

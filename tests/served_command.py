@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from deployments.ray_environment import free_ports
 
 READY_TIMEOUT_S = 400  # half a minute on an idle machine
 STOP_TIMEOUT_S = 60
@@ -61,7 +62,7 @@ class ServedCommand:
 @contextmanager
 def served(log: Path, *options: object, **environment: str | None) -> Iterator[ServedCommand]:
     """`specdec serve` with these options on free ports, ready; it ends with the block."""
-    http_port, grpc_port = _free_ports(2)
+    http_port, grpc_port = free_ports(2)
     ports = ("--http-port", http_port, "--grpc-port", grpc_port)
     command = [*SPECDEC, "serve", *map(str, options), *map(str, ports)]
     with log.open("wb") as output:
@@ -78,13 +79,3 @@ def served(log: Path, *options: object, **environment: str | None) -> Iterator[S
                 process.wait(STOP_TIMEOUT_S)
             finally:
                 process.kill()
-
-
-def _free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

@@ -6,6 +6,9 @@ import asyncio
 import http.client
 import json
 import random
+import socket
+import time
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -85,6 +88,28 @@ def test_a_client_whose_process_dies_is_cancelled(service, grpc_client):
     next(stream)
     grpc_client.close()  # the connection, with the stream in it
     assert num_cancelled(before, ended(service)) == 1
+
+
+@pytest.mark.parametrize("pause_s", [None, 0.005])
+def test_http_clients_who_leave_before_their_answer_are_cancelled(cluster, service, pause_s):
+    """Whether head and body come together, or one after the other as httpx sends them."""
+    before = ended(service)
+    body = json.dumps({"prompt": PROMPT, **LONG}).encode()
+    path = f"{urlsplit(service.url).path}/v1/completions"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key-a\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    ).encode()
+    for number in range(10):
+        with socket.create_connection(("127.0.0.1", cluster.http), CALL_TIMEOUT_S) as connection:
+            if pause_s is None:
+                connection.sendall(head + body)
+            else:
+                connection.sendall(head)
+                time.sleep(pause_s)
+                connection.sendall(body)
+            time.sleep(0.01 * number)
+    assert num_cancelled(before, ended(service)) >= 5
 
 
 def test_http_streams_are_not_held_back(service):

@@ -6,12 +6,14 @@ import os
 import stat
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
-from deployments.haproxy_start import rebind
+from deployments.haproxy_start import in_pod, rebind
+from deployments.ray_environment import installed_haproxy
 
 FOLDER = Path("/run/own")
 # The template's own text, its fronts filled in as Serve does for `host` 127.0.0.1.
@@ -55,6 +57,20 @@ def test_the_head_of_a_request_has_a_deadline_of_its_own():
     assert lines[lines.index("defaults") + 1].strip() == "timeout http-request 30s"
 
 
+def test_what_waits_for_a_stopped_reader_is_bounded():
+    once = rebind(CONFIG, "127.0.0.1", FOLDER)
+    for config in (once, rebind(once, "127.0.0.1", FOLDER)):
+        lines = [line.strip() for line in config.splitlines()]
+        assert lines[0] == "global"
+        assert lines[1:3] == ["tune.sndbuf.client 65536", "tune.rcvbuf.server 32768"]
+        assert sum("buf.client" in line or "buf.server" in line for line in lines) == 2
+
+
+def test_requests_are_not_forwarded_by_the_kernel():
+    assert "option splice-request" in CONFIG
+    assert "splice-request" not in rebind(CONFIG, "127.0.0.1", FOLDER)
+
+
 def test_what_it_does_not_know_is_refused():
     with pytest.raises(ValueError, match="debug: cannot tell where this is bound: bind fd@3"):
         rebind("frontend debug\n    bind fd@3\n", "127.0.0.1", FOLDER)
@@ -76,3 +92,28 @@ def test_becomes_the_binary_with_its_arguments(tmp_path):
     output, _ = process.communicate(timeout=30)
     assert output.split() == [str(process.pid), "-db", "-f", str(config), "-sf", "7"]
     assert binds(config.read_text()) == [f"unix@{tmp_path}/stats.sock"]
+
+
+def test_in_a_pod_it_is_at_all_addresses_and_its_sockets_are_beside_the_config(
+    tmp_path, monkeypatch
+):
+    config = tmp_path / "haproxy.cfg"
+    config.write_text("frontend http_frontend\n  bind [::]:8000\nlisten stats\n  bind *:8404\n")
+    became = []
+    monkeypatch.setattr(os, "execv", lambda binary, arguments: became.append((binary, arguments)))
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", "/opt/specdec/bin/specdec-haproxy")
+    monkeypatch.setattr(sys, "argv", ["specdec-haproxy", "-db", "-f", str(config)])
+    in_pod()
+    binary = str(installed_haproxy())  # never itself
+    assert became == [(binary, [binary, "-db", "-f", str(config)])]
+    assert binds(config.read_text()) == ["0.0.0.0:8000", f"unix@{tmp_path}/stats.sock"]
+
+
+def test_the_image_has_what_the_pods_start():
+    scripts = tomllib.loads(Path("pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["specdec-haproxy"] == "deployments.haproxy_start:in_pod"
+    service = Path("k8s/base/rayservice.yaml").read_text()
+    assert "RAY_SERVE_HAPROXY_BINARY_PATH, value: /opt/specdec/bin/specdec-haproxy}" in service
+    assert (
+        "COPY --from=build-cpu /opt/specdec /opt/specdec" in Path("docker/Dockerfile").read_text()
+    )
