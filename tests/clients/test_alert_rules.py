@@ -169,6 +169,12 @@ CASES = (
         firing=("12m",),
         quiet=("9m", "30m"),
     ),
+    Case(
+        "SpecdecModelNotFinite",
+        "a request met NaN before the rule's time, and none since",
+        {"specdec_not_finite_total": "3+0x40"},
+        quiet=("1m", "12m", "30m"),
+    ),
     # 20 % late burn the budget of 1 % at 20 times its rate: above 14.4. 10 % do not.
     Case(
         "SpecdecFirstTokenBudgetBurnsFast",
