@@ -123,7 +123,7 @@ class Crowd:
     def _whole_grpc(self, rng: random.Random) -> None:
         request = rng.choice(self._requests)
         with Client(f"{HOST}:{self._address.grpc_port}", api_key=self._key(rng)) as client:
-            chunks = client.generate(request.prompt, timeout=TIMEOUT_S, **request.params)
+            chunks = client.generate(request.prompt, timeout_s=TIMEOUT_S, **request.params)
             text = "".join(chunk.text for chunk in chunks)
         self._compare("grpc", text, request.expected)
 
@@ -144,7 +144,7 @@ class Crowd:
     def _leave_grpc(self, rng: random.Random) -> None:
         request, texts = rng.choice(self._requests), []
         with Client(f"{HOST}:{self._address.grpc_port}", api_key=self._key(rng)) as client:
-            chunks = client.generate(request.prompt, timeout=TIMEOUT_S, **request.params)
+            chunks = client.generate(request.prompt, timeout_s=TIMEOUT_S, **request.params)
             for _, chunk in zip(range(rng.randrange(4)), chunks, strict=False):
                 texts.append(chunk.text)
         self._compare_beginning("grpc", "".join(texts), request.expected)

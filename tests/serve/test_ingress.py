@@ -82,6 +82,19 @@ async def _read(stream, number):
         await anext(stream)
 
 
+async def test_grpc_clients_who_leave_before_their_answer_are_cancelled(service):
+    before = await asyncio.to_thread(ended, service)
+    async with AsyncClient(service.address, api_key="key-a", application=service.name) as client:
+        await client.wait_until_connected()
+        for number in range(10):
+            waiting = asyncio.create_task(client.complete(PROMPT, **LONG))
+            await asyncio.sleep(0.01 * number)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+    assert num_cancelled(before, await asyncio.to_thread(ended, service)) >= 5
+
+
 def test_a_client_whose_process_dies_is_cancelled(service, grpc_client):
     before = ended(service)
     stream = grpc_client.generate(PROMPT, **LONG)
